@@ -1,0 +1,1 @@
+"""The mathematics of MACS on tensors: entropy weights, capacities, admission and rerouting."""
