@@ -1,0 +1,106 @@
+"""The ledger's four runs of one request: vanilla, token count at the same gamma and at the same time, the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from macs.config import Policy, preset
+from macs.engine.base import Engine, Hooks, Progress, Request
+from macs.trace import Trace
+from macs.trace_file import load_trace, save_trace
+
+MAX_GAMMA = 8.0  # above it no expert of a layer that anyone would serve is cut
+GAMMA_STEP = 0.01  # of the search for equal time
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Four traces of one request; after ``plan`` the decisions are new and the answers are still the last run's."""
+
+    vanilla: Trace
+    same_gamma: Trace  # baseline at the policy's gamma
+    same_time: Trace  # baseline at the gamma whose straggler factor is the policy's
+    policy: Trace
+    same_time_reached: bool  # False: no gamma up to MAX_GAMMA makes the baseline that slow
+    planned: bool = False  # True: scheduled again from recorded scores since the run
+
+    def plan(self, policy: Policy, *, baseline: str = "token_drop", ep_size: int | None = None) -> Comparison:
+        """Return the decisions of ``policy`` and its baselines on the recorded scores, without the model.
+
+        Each trace keeps the scores of its own run, so at unchanged settings the decisions are the run's own.
+        """
+        ep_size = ep_size or self.policy.ep_size
+        new = self.policy.reschedule(policy, ep_size=ep_size)
+        gamma, reached = equal_time_gamma(self.same_time, new.straggler(), baseline, ep_size)
+        return replace(
+            self,
+            vanilla=self.vanilla.reschedule(self.vanilla.policy, ep_size=ep_size),
+            same_gamma=self.same_gamma.reschedule(baseline_policy(baseline, policy, policy.gamma), ep_size=ep_size),
+            same_time=self.same_time.reschedule(baseline_policy(baseline, policy, gamma), ep_size=ep_size),
+            policy=new,
+            same_time_reached=reached,
+            planned=True,
+        )
+
+
+NAMES = ("vanilla", "same_gamma", "same_time", "policy")
+
+
+def compare(
+    engine: Engine, request: Request, policy: Policy, *, baseline: str = "token_drop", ep_size: int | None = None, hooks: Hooks = Hooks()
+) -> Comparison:
+    """Run ``request`` four times and return the traces; raises ValueError or Stopped as the engine does."""
+
+    def run(index: int, what: Policy, reference=None):
+        def report(step: Progress) -> None:
+            hooks.progress(replace(step, policy_index=index, policies=4))
+
+        return engine.run(request, what, ep_size=ep_size, reference=reference, hooks=Hooks(report, hooks.stop))
+
+    vanilla = run(0, preset("vanilla", entropy_source=policy.entropy_source, delta=policy.delta, normalize=policy.normalize))
+    chosen = run(1, policy, vanilla)
+    same_gamma = run(2, baseline_policy(baseline, policy, policy.gamma), vanilla)
+    gamma, reached = equal_time_gamma(vanilla.trace, chosen.trace.straggler(), baseline, chosen.trace.ep_size)
+    same_time = run(3, baseline_policy(baseline, policy, gamma), vanilla)
+    return Comparison(vanilla.trace, same_gamma.trace, same_time.trace, chosen.trace, reached)
+
+
+def baseline_policy(baseline: str, policy: Policy, gamma: float) -> Policy:
+    """Return the baseline preset at ``gamma``, with the settings that decide what w means taken from ``policy``."""
+    shared = ("delta", "normalize", "entropy_source", "renormalize", "phase")
+    return preset(baseline, gamma=gamma, **{name: getattr(policy, name) for name in shared})
+
+
+def equal_time_gamma(trace: Trace, target: float, baseline: str = "token_drop", ep_size: int | None = None) -> tuple[float, bool]:
+    """Return the least gamma at which the baseline's straggler factor reaches ``target``, and whether any does.
+
+    Bisection on recorded scores: more capacity never lowers the fullest rank's tokens.
+    """
+
+    def straggler(steps: int) -> float:
+        policy = baseline_policy(baseline, trace.policy, steps * GAMMA_STEP)
+        return trace.reschedule(policy, ep_size=ep_size).straggler()
+
+    low, high = 0, round(MAX_GAMMA / GAMMA_STEP)
+    if straggler(high) < target - 1e-9:
+        return MAX_GAMMA, False
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if straggler(middle) >= target - 1e-9 else (middle, high)
+    return high * GAMMA_STEP, True
+
+
+def save_comparison(comparison: Comparison, folder: str | Path) -> None:
+    """Write the four traces of a run into ``folder``, one file each."""
+    assert not comparison.planned, "only decisions that ran are saved"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        save_trace(getattr(comparison, name), Path(folder) / f"{name}.npz")
+
+
+def load_comparison(folder: str | Path) -> Comparison:
+    """Read what ``save_comparison`` wrote; raises ValueError if a file is missing or damaged."""
+    traces = {name: load_trace(Path(folder) / f"{name}.npz") for name in NAMES}
+    reached = traces["same_time"].policy.gamma < MAX_GAMMA
+    return Comparison(**traces, same_time_reached=reached)
