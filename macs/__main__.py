@@ -1,0 +1,42 @@
+"""``python -m macs``: the commands of the workbench. Bad input ends with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+COMMANDS = {
+    "run": ("macs.engine.run_command", "run one picture and prompt under one policy"),
+    "calibrate": ("macs.eval.calibrate", "find each expert's modality for a model"),
+    "record": ("macs.eval.record", "record the page's examples with the embedded model"),
+    "bench schedule": ("macs.eval.bench_schedule", "time the scheduler against the experts it schedules"),
+    "demo": ("macs.demo.cli", "scenes, training and evaluation of the embedded model"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command named by the first words of ``argv``."""
+    argv = sys.argv[1:] if argv is None else argv
+    name = next((n for n in (" ".join(argv[:2]), " ".join(argv[:1])) if n in COMMANDS), None)
+    if name is None:
+        listing = "\n".join(f"  {command:<16} {text}" for command, (_, text) in COMMANDS.items())
+        asked_for_help = argv[:1] in ([], ["-h"], ["--help"])
+        print(f"usage: python -m macs COMMAND [options]\n\n{listing}", file=sys.stdout if asked_for_help else sys.stderr)
+        return 0 if asked_for_help else 2
+    module_name, text = COMMANDS[name]
+    module = importlib.import_module(module_name)  # only the command asked for pays for its imports
+    parser = argparse.ArgumentParser(prog=f"python -m macs {name}", description=text)
+    module.add_arguments(parser)
+    try:
+        return module.main(parser.parse_args(argv[len(name.split()) :]))
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

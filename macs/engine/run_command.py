@@ -1,0 +1,85 @@
+"""``python -m macs run``: one request, one policy, the answer and a table of every layer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from macs.config import CHOICES, PRESETS, RANGES, Policy, preset
+from macs.engine.base import Request
+from macs.trace import LayerTrace, Trace
+
+DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo_model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags; every field of a policy is one."""
+    parser.add_argument("--prompt", required=True, help="the question, plain text")
+    parser.add_argument("--image", help="a picture file; without it the run is text only")
+    parser.add_argument("--model", default=str(DEMO_MODEL), help="folder or hub id (default: the embedded model)")
+    parser.add_argument("--policy", default="macs", help=f"one of {', '.join(PRESETS)}")
+    for name in RANGES:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, help="see README, 'What every number means'")
+    for name, allowed in CHOICES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", help=f"one of {', '.join(allowed)}")
+    parser.add_argument("--ep-size", type=int, help="ranks over which the experts are placed")
+    parser.add_argument("--max-new-tokens", type=int, default=24)
+    parser.add_argument("--out", help="write the trace to this file")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run and print; raises ValueError with one sentence on bad input."""
+    policy = policy_from_flags(args)
+    if args.max_new_tokens < 1:
+        raise ValueError(f"max-new-tokens is {args.max_new_tokens}; use 1 or more.")
+    from macs.engine.intake import open_image
+    from macs.engine.local import LocalEngine  # after the checks: loading a model takes seconds
+    from macs.trace_file import save_trace
+
+    picture = open_image(args.image) if args.image else None
+    engine = LocalEngine(args.model, ep_size=args.ep_size)
+    request = Request(args.prompt, picture.image if picture else None, args.max_new_tokens)
+    trace = engine.run(request, policy).trace
+    if args.out:
+        save_trace(trace, args.out)
+    print(json.dumps(document(trace), ensure_ascii=False) if args.json else table(trace))
+    return 0
+
+
+def policy_from_flags(args: argparse.Namespace) -> Policy:
+    """Return the policy that the flags describe; raises ValueError on a value it cannot take."""
+    given = {name: getattr(args, name) for name in (*RANGES, *CHOICES) if getattr(args, name, None) is not None}
+    return preset(args.policy, **given)
+
+
+def document(trace: Trace) -> dict[str, Any]:
+    """Return the run as plain JSON values: answer, seconds, and per layer the counts of each expert."""
+    return {
+        "model": trace.about["model"],
+        "policy": {"preset": trace.policy.preset} | trace.policy.to_dict(),
+        "ep_size": trace.ep_size,
+        "answer": trace.answer,
+        "seconds": dict(trace.seconds),
+        "layers": [_layer(layer, trace.ep_size) for layer in trace.layers],
+    }
+
+
+def _layer(layer: LayerTrace, ep_size: int) -> dict[str, Any]:
+    per_expert = ("tokens_before", "tokens_after", "effective_before", "effective_after", "capacity")
+    counts = {"layer": layer.layer, "kept": layer.kept, "rerouted": layer.rerouted, "dropped": layer.dropped}
+    counts |= {"expanded": layer.expanded, "straggler": layer.straggler(ep_size)}
+    return counts | {name: getattr(layer.decision, f"{name}_N").tolist() for name in per_expert}
+
+
+def table(trace: Trace) -> str:
+    """Return the answer and one line per layer as text."""
+    head = f"{'layer':>5} {'pairs':>6} {'kept':>6} {'rerouted':>8} {'dropped':>7} {'straggler':>9}  tokens per rank"
+    lines = [f"answer: {trace.answer}", f"policy: {trace.policy.preset}, γ {trace.policy.gamma:g}, δ {trace.policy.delta:g}, {trace.ep_size} ranks", "", head]
+    for layer in trace.layers:
+        ranks = " ".join(str(int(n)) for n in layer.rank_tokens(trace.ep_size))
+        lines.append(f"{layer.layer:>5} {layer.pairs:>6} {layer.kept:>6} {layer.rerouted:>8} {layer.dropped:>7} {layer.straggler(trace.ep_size):>9.2f}  {ranks}")
+    lines += ["", "straggler: max over ranks of tokens executed ÷ mean over ranks of tokens vanilla routes"]
+    return "\n".join(lines + [f"seconds (measured, one process): {', '.join(f'{k} {v:.2f}' for k, v in trace.seconds.items())}"])
