@@ -1,1 +1,21 @@
 """The mathematics of MACS on tensors: entropy weights, capacities, admission and rerouting."""
+
+from macs.core.capacity import modality_groups
+from macs.core.checks import check_values
+from macs.core.entropy import feature_entropy, token_weights
+from macs.core.schedule import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, Assignment, schedule
+
+__all__ = [
+    "DROPPED",
+    "EXPANDED",
+    "KEPT",
+    "PADDING",
+    "REROUTED",
+    "UNUSED",
+    "Assignment",
+    "check_values",
+    "feature_entropy",
+    "modality_groups",
+    "schedule",
+    "token_weights",
+]

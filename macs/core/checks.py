@@ -1,0 +1,54 @@
+"""What `schedule` accepts: shapes and sizes always, values where looking at them is free."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from macs.config import Policy, check_ep_size
+
+
+def check_arguments(scores_TN, expert_TK, weight_TK, token_weight_T, visual_T, valid_T, policy, ep_size, modality_N) -> None:
+    """Raise ValueError with one sentence on a wrong shape, dtype or rank count; costs no look at the data."""
+    if not isinstance(policy, Policy):
+        raise ValueError(f"policy is {policy!r}; pass a macs.config.Policy.")
+    if scores_TN.ndim != 2 or not scores_TN.is_floating_point():
+        raise ValueError(f"scores_TN is {_kind(scores_TN)}; pass floating scores [tokens, experts].")
+    tokens, num_experts = scores_TN.shape
+    check_ep_size(ep_size, num_experts)
+    if expert_TK.ndim != 2 or len(expert_TK) != tokens or expert_TK.dtype != torch.int64 or not 1 <= expert_TK.shape[1] <= num_experts:
+        raise ValueError(f"expert_TK is {_kind(expert_TK)}; pass int64 expert ids [{tokens}, 1 to {num_experts} slots].")
+    if weight_TK.shape != expert_TK.shape or not weight_TK.is_floating_point():
+        raise ValueError(f"weight_TK is {_kind(weight_TK)}; pass floating weights of shape {tuple(expert_TK.shape)}.")
+    if token_weight_T.shape != (tokens,) or not token_weight_T.is_floating_point():
+        raise ValueError(f"token_weight_T is {_kind(token_weight_T)}; pass {tokens} floating load weights.")
+    for name, mask_T in (("visual_T", visual_T), ("valid_T", valid_T)):
+        if mask_T.shape != (tokens,) or mask_T.dtype != torch.bool:
+            raise ValueError(f"{name} is {_kind(mask_T)}; pass {tokens} booleans.")
+    if modality_N is None and policy.capacity == "modality":
+        raise ValueError('capacity is "modality" but no modality_N is given; calibrate the model or use capacity="static".')
+    if modality_N is not None and modality_N.shape != (num_experts,):
+        raise ValueError(f"modality_N is {_kind(modality_N)}; pass one of -1, 0, 1 for each of {num_experts} experts.")
+
+
+def check_values(scores_TN, expert_TK, weight_TK, token_weight_T, valid_T) -> None:
+    """Raise ValueError naming the first token that is not padding and whose numbers cannot be scheduled.
+
+    `schedule` calls it for tensors on a CPU. On an accelerator the host would have to wait for the answer in every
+    layer, so there the caller checks what it recorded; until then NaN sorts first and harms no other token's ids.
+    """
+    least_T, most_T = scores_TN.aminmax(dim=-1) if len(scores_TN) else (scores_TN[:, 0],) * 2
+    _require((least_T >= 0) & (most_T < torch.inf), valid_T, "router scores", "finite and not negative")
+    _require(((expert_TK >= 0) & (expert_TK < scores_TN.shape[1])).all(-1), valid_T, "expert ids", f"from 0 to {scores_TN.shape[1] - 1}")
+    _require(torch.isfinite(weight_TK).all(-1), valid_T, "routing weights", "finite")
+    _require((token_weight_T >= 0) & (token_weight_T <= 1), valid_T, "load weight", "from 0 to 1")
+
+
+def _require(good_T: Tensor, valid_T: Tensor, what: str, rule: str) -> None:
+    bad_T = valid_T & ~good_T
+    if bad_T.any():
+        raise ValueError(f"The {what} of token {int(torch.nonzero(bad_T)[0, 0])} cannot be scheduled; they must be {rule}.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
