@@ -10,6 +10,8 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Mapping
 
+VERSION = "0.1.0"  # of this package, written into every trace
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "load": ("tokens", "entropy"),
     "capacity": ("static", "modality"),

@@ -1,0 +1,55 @@
+"""From a prompt and a picture to the batch that the model takes: one user turn in the model's own chat template."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+
+from macs.model.layout import lay_out, merged_grids
+from macs.model.load import Loaded
+
+_tokenizing = threading.Lock()  # tokenizers keep a switch for special tokens that a call sets, for every thread
+
+
+def encode(loaded: Loaded, prompt: str, image: Any = None) -> Any:
+    """Return the processor's batch, on the model's device, for ``prompt`` and an RGB picture or None.
+
+    What a user types is text: control tokens and image placeholders in it are spelled out, never obeyed.
+    Raises ValueError with one sentence if the prompt is empty or too long, or the image makes too many tokens.
+    """
+    prompt = prompt.encode("utf-8", "replace").decode()  # a lone surrogate is no character
+    if not prompt.strip():
+        raise ValueError("Write a prompt first.")
+    _check_length(loaded, prompt)
+    content = [{"type": "image", "image": image}] if image is not None else []
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
+    with _tokenizing:
+        batch = loaded.processor.apply_chat_template(
+            messages,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            sanitize_control_tokens=True,
+        )
+    _check_image(loaded, batch, expected=image is not None)
+    return batch.to(loaded.model.device)
+
+
+def _check_length(loaded: Loaded, prompt: str) -> None:
+    """Count before the template is rendered, so that a page of text costs one pass of the tokenizer."""
+    with _tokenizing:
+        count = len(loaded.processor.tokenizer(prompt, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+    if count > loaded.max_prompt_tokens:
+        raise ValueError(f"This prompt makes {count} tokens; at most {loaded.max_prompt_tokens} run here. Use a shorter one.")
+
+
+def _check_image(loaded: Loaded, batch: Any, *, expected: bool) -> None:
+    ids_BS = batch["input_ids"].numpy()
+    count = int(np.isin(ids_BS, loaded.anatomy.visual_tokens).sum())
+    if count > loaded.max_visual_tokens:
+        raise ValueError(f"This image makes {count} visual tokens; at most {loaded.max_visual_tokens} run here. Use a smaller one.")
+    assert (count > 0) == expected, "the template places an image where there is one"
+    lay_out(ids_BS, np.ones(ids_BS.shape, bool), loaded.anatomy, merged_grids(batch, loaded.anatomy))  # grids and spans agree

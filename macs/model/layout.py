@@ -1,0 +1,115 @@
+"""The tokens of one forward batch: which are visual, which are padding, of which image, and at which place of its grid.
+
+Spans come from the token ids and the processor's grids, never from a template. Rows are the flattened batch [B, S].
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import numpy as np
+import torch
+
+from macs.model.anatomy import Anatomy
+from macs.trace import Tokens
+
+Grid = tuple[int, int]  # rows and columns of visual tokens, after merging
+
+
+def lay_out(ids_BS: np.ndarray, valid_BS: np.ndarray, anatomy: Anatomy, grids: Mapping[int, list[Grid]]) -> Tokens:
+    """Return the tokens of a batch with empty texts; ``grids`` holds those of each visual token id, in batch order.
+
+    Without grids of an id, each unbroken run of it is one image whose cells are unknown (NaN). A video's frames
+    count as images. Raises ValueError if the grids do not add up to the visual tokens.
+    """
+    id_T, valid_T = ids_BS.reshape(-1).astype(np.int64), valid_BS.reshape(-1)
+    visual_T = np.isin(id_T, anatomy.visual_tokens) & valid_T
+    image_T = np.full(len(id_T), -1, np.int64)
+    cell_T4 = np.full((len(id_T), 4), np.nan, np.float32)
+    position_T2 = np.full((len(id_T), 2), -1, np.int64)
+    left = {token: list(of_token) for token, of_token in grids.items()}
+    image = 0
+    for start, stop in _runs(np.where(visual_T, id_T, -1).reshape(ids_BS.shape)):
+        while start < stop:
+            grid = _next_grid(left, int(id_T[start]), stop - start)
+            end = stop if grid is None else start + grid[0] * grid[1]
+            image_T[start:end] = image
+            if grid is not None:
+                position_T2[start:end], cell_T4[start:end] = _cells(*grid)
+            start, image = end, image + 1
+    if any(left.values()):
+        raise ValueError(f"The inputs hold {sum(map(len, left.values()))} more images than the model was given; pass the same batch to both.")
+    return Tokens(
+        id_T=id_T,
+        text_T=("",) * len(id_T),
+        visual_T=visual_T,
+        valid_T=valid_T,
+        image_T=image_T,
+        sequence_T=np.repeat(np.arange(ids_BS.shape[0]), ids_BS.shape[1]),
+        cell_T4=cell_T4,
+        position_T2=position_T2,
+    )
+
+
+def _runs(kind_BS: np.ndarray) -> list[tuple[int, int]]:
+    """Return (start, stop) rows of each unbroken run of one id >= 0; a run ends with its sequence."""
+    fenced = np.pad(kind_BS, ((0, 0), (1, 0)), constant_values=-1)  # so that no run reaches into the next sequence
+    changed_BS = fenced[:, 1:] != fenced[:, :-1]
+    starts = np.flatnonzero(changed_BS.reshape(-1) | (np.arange(kind_BS.size) % kind_BS.shape[1] == 0))
+    stops = np.append(starts[1:], kind_BS.size)
+    flat = kind_BS.reshape(-1)
+    return [(int(a), int(b)) for a, b in zip(starts, stops) if flat[a] >= 0]
+
+
+def _next_grid(left: dict[int, list[Grid]], token: int, room: int) -> Grid | None:
+    if token not in left:
+        return None
+    if not left[token] or left[token][0][0] * left[token][0][1] > room:
+        raise ValueError("The inputs' image grids do not add up to the visual tokens; pass the batch that the model is given.")
+    return left[token].pop(0)
+
+
+def _cells(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row, column) and (x0, y0, x1, y1) of a row-major grid that covers its whole image."""
+    row, column = np.divmod(np.arange(rows * columns), columns)
+    cell = np.stack([column / columns, row / rows, (column + 1) / columns, (row + 1) / rows], 1)
+    return np.stack([row, column], 1), cell.astype(np.float32)
+
+
+def merged_grids(inputs: Mapping[str, Any], anatomy: Anatomy) -> dict[int, list[Grid]]:
+    """Return the grids that a processor's batch holds as ``image_grid_thw`` and ``video_grid_thw``, in patches."""
+    found = {}
+    if anatomy.family.grid == "merged":
+        for token, name in ((anatomy.image_token, "image_grid_thw"), (anatomy.video_token, "video_grid_thw")):
+            if token is not None and inputs.get(name) is not None:
+                found[token] = grids_of(inputs[name], anatomy.merge_size)
+    return found
+
+
+def grids_of(grid_I3: torch.Tensor, merge_size: int) -> list[Grid]:
+    """Return the grid after merging of each image, and of each frame of a video, from (frames, rows, columns) in patches."""
+    return [(h // merge_size, w // merge_size) for t, h, w in torch.as_tensor(grid_I3).tolist() for _ in range(t)]
+
+
+def token_texts(id_T: np.ndarray, tokenizer: Any) -> tuple[str, ...]:
+    """Return what each token reads as; bytes that are no character by themselves as <0xNN>."""
+    texts = {int(token): _text(int(token), tokenizer) for token in np.unique(id_T)}
+    return tuple(texts[int(token)] for token in id_T)
+
+
+def _text(token: int, tokenizer: Any) -> str:
+    text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if "\ufffd" not in text:
+        return text
+    alphabet = {character: byte for byte, character in _byte_alphabet().items()}
+    piece = tokenizer.convert_ids_to_tokens(token)
+    if piece and all(character in alphabet for character in piece):
+        return "".join(f"<0x{alphabet[character]:02X}>" for character in piece)
+    return piece or text
+
+
+def _byte_alphabet() -> dict[int, str]:
+    """Return the printable character that byte-level tokenizers write for each byte."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return bytes_to_unicode()

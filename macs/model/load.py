@@ -1,0 +1,125 @@
+"""Load a model and its processor, after a look at the config alone: what cannot run is refused before any weight is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+from macs.model.anatomy import Anatomy, dissect
+from macs.model.calibration import find_calibration
+
+MAX_VISUAL_TOKENS = 4096  # of one image; processors that allow more are held to it
+MAX_PROMPT_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to run, and what a caller needs to know of it."""
+
+    model: nn.Module
+    processor: Any
+    name: str  # as the user gave it, a folder by its last part
+    folder: Path  # where the weights lie
+    anatomy: Anatomy
+    max_visual_tokens: int
+    max_prompt_tokens: int
+    notices: tuple[str, ...] = ()
+
+    num_layers = property(lambda self: len(self.anatomy.layers), doc="MoE layers.")
+    num_experts = property(lambda self: self.anatomy.num_experts)
+    top_k = property(lambda self: self.anatomy.top_k)
+    image_token_id = property(lambda self: self.anatomy.image_token)
+
+
+def load(name_or_path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> Loaded:
+    """Return the model in eval mode on ``device``; raises ValueError with one sentence if it cannot be used.
+
+    A folder is read without any network. No code that comes with a model is run.
+    """
+    name = str(name_or_path)
+    local = Path(name).is_dir()
+    config = read_config(name)
+    anatomy_without_weights(config)
+    if local and not any(Path(name).glob("*.safetensors")) and not any(Path(name).glob("*.bin")):
+        raise ValueError(f"The folder {Path(name).name!r} has a config but no weights; copy its .safetensors files into it.")
+    try:
+        processor = AutoProcessor.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+        model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, local_files_only=local, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+        raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error)}") from error
+    model = model.to(device).eval()
+    anatomy = dissect(model)
+    notices = () if anatomy.family.grid else ("The patch grid of this model's family is not known here: no overlay.",)
+    return Loaded(
+        model=model,
+        processor=processor,
+        name=Path(name).name if local else name,
+        folder=Path(name) if local else _snapshot(name),
+        anatomy=anatomy,
+        max_visual_tokens=_limit_image(processor, anatomy),
+        max_prompt_tokens=min(MAX_PROMPT_TOKENS, _positions(config)),
+        notices=notices,
+    )
+
+
+def read_config(name: str) -> Any:
+    """Return the config of a folder or hub id; raises ValueError if there is none that transformers knows."""
+    local = Path(name).is_dir()
+    if local and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"The folder {Path(name).name!r} is no model: it has no config.json. Name the folder that holds one.")
+    if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
+        raise ValueError(f"There is no model folder {name!r}; name a folder or a Hugging Face id.")
+    try:
+        return AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{_shown(name)} is not a model that transformers knows: {_first_line(error)}") from error
+
+
+def anatomy_without_weights(config: Any) -> Anatomy:
+    """Return the anatomy of the model that ``config`` describes; raises ValueError if it is none that can be scheduled."""
+    if type(config) not in AutoModelForImageTextToText._model_mapping:
+        raise ValueError(f"A {config.model_type} model does not take images and text; choose a multimodal mixture-of-experts model.")
+    with torch.device("meta"):
+        return dissect(AutoModelForImageTextToText.from_config(config))
+
+
+def read_calibration(loaded: Loaded) -> dict[int, torch.Tensor] | None:
+    """Return m_j [N] int8 by decoder layer from this model's calibration, or None if it has none."""
+    calibration = find_calibration(loaded.folder)
+    return None if calibration is None else calibration.groups
+
+
+def _limit_image(processor: Any, anatomy: Anatomy) -> int:
+    """Hold the processor to MAX_VISUAL_TOKENS where its size is an area, and return the most tokens of an image."""
+    images = getattr(processor, "image_processor", None)
+    size, patch = getattr(images, "size", None), getattr(images, "patch_size", None)
+    if anatomy.family.grid != "merged" or not isinstance(patch, int) or "longest_edge" not in (size or {}):
+        return MAX_VISUAL_TOKENS
+    area = (patch * anatomy.merge_size) ** 2  # pixels of one visual token; these processors name areas as edges
+    size["longest_edge"] = min(size["longest_edge"], MAX_VISUAL_TOKENS * area)
+    return size["longest_edge"] // area
+
+
+def _positions(config: Any) -> int:
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or MAX_PROMPT_TOKENS
+
+
+def _snapshot(name: str) -> Path:
+    """Return the folder in which the hub client keeps what was just loaded."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return Path(try_to_load_from_cache(name, "config.json")).parent
+
+
+def _shown(name: str) -> str:
+    return f"The folder {Path(name).name!r}" if Path(name).is_dir() else repr(name)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
