@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from macs.config import Policy, preset
 from macs.engine.base import Engine, Hooks, Progress, Request
-from macs.trace import Trace
+from macs.trace import LayerTrace, Trace
 from macs.trace_file import load_trace, save_trace
 
 MAX_GAMMA = 8.0  # above it no expert of a layer that anyone would serve is cut
@@ -77,10 +79,13 @@ def equal_time_gamma(trace: Trace, target: float, baseline: str = "token_drop", 
 
     Bisection on recorded scores: more capacity never lowers the fullest rank's tokens.
     """
+    ep_size = ep_size or trace.ep_size
 
     def straggler(steps: int) -> float:
-        policy = baseline_policy(baseline, trace.policy, steps * GAMMA_STEP)
-        return trace.reschedule(policy, ep_size=ep_size).straggler()
+        gamma = steps * GAMMA_STEP
+        if baseline == "token_drop":
+            return float(np.mean([_drop_straggler(layer, gamma, ep_size) for layer in trace.layers]))
+        return trace.reschedule(baseline_policy(baseline, trace.policy, gamma), ep_size=ep_size).straggler()
 
     low, high = 0, round(MAX_GAMMA / GAMMA_STEP)
     if straggler(high) < target - 1e-9:
@@ -89,6 +94,13 @@ def equal_time_gamma(trace: Trace, target: float, baseline: str = "token_drop", 
         middle = (low + high) // 2
         low, high = (low, middle) if straggler(middle) >= target - 1e-9 else (middle, high)
     return high * GAMMA_STEP, True
+
+
+def _drop_straggler(layer: LayerTrace, gamma: float, ep_size: int) -> float:
+    """Return the straggler factor of token drop from counts alone: an expert executes min(routed, capacity)."""
+    capacity = max(1.0, np.ceil(gamma * layer.pairs / layer.num_experts - 1e-9))
+    after_N = np.minimum(layer.decision.tokens_before_N, capacity)
+    return float(after_N.reshape(ep_size, -1).sum(1).max() / max(layer.pairs / ep_size, 1e-12))
 
 
 def save_comparison(comparison: Comparison, folder: str | Path) -> None:
