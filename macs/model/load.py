@@ -15,6 +15,7 @@ from macs.model.calibration import find_calibration
 
 MAX_VISUAL_TOKENS = 4096  # of one image; processors that allow more are held to it
 MAX_PROMPT_TOKENS = 8192
+ANSWER_ROOM = 512  # tokens of the template and the answer
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ def load(name_or_path: str | Path, *, dtype: str = "auto", device: str | torch.d
         raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error)}") from error
     model = model.to(device).eval()
     anatomy = dissect(model)
+    max_visual = _limit_image(processor, anatomy)
     notices = () if anatomy.family.grid else ("The patch grid of this model's family is not known here: no overlay.",)
     return Loaded(
         model=model,
@@ -61,8 +63,8 @@ def load(name_or_path: str | Path, *, dtype: str = "auto", device: str | torch.d
         name=Path(name).name if local else name,
         folder=Path(name) if local else _snapshot(name),
         anatomy=anatomy,
-        max_visual_tokens=_limit_image(processor, anatomy),
-        max_prompt_tokens=min(MAX_PROMPT_TOKENS, _positions(config)),
+        max_visual_tokens=max_visual,
+        max_prompt_tokens=_limit_prompt(config, max_visual),
         notices=notices,
     )
 
@@ -105,8 +107,10 @@ def _limit_image(processor: Any, anatomy: Anatomy) -> int:
     return size["longest_edge"] // area
 
 
-def _positions(config: Any) -> int:
-    return getattr(config.get_text_config(), "max_position_embeddings", None) or MAX_PROMPT_TOKENS
+def _limit_prompt(config: Any, max_visual: int) -> int:
+    """Return the most prompt tokens for which image, template and an answer still fit the positions the model knows."""
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None) or MAX_PROMPT_TOKENS
+    return min(MAX_PROMPT_TOKENS, max(positions - max_visual - ANSWER_ROOM, positions // 4))
 
 
 def _snapshot(name: str) -> Path:

@@ -22,28 +22,43 @@ EXCHANGES = {"all_reduce": "macs_all_reduce", "all_to_all": "macs_all_to_all"}
 
 
 class _Macs(EPImplementation):
-    """What both forms share: a rank runs its experts on the rows of its own pairs alone, and may clock its calls."""
+    """What both forms share: a rank computes on the rows of its own pairs alone, and may clock one call."""
 
     def __init__(self, experts: nn.Module, ep_mesh, tp_mesh) -> None:
         super().__init__(experts, ep_mesh, tp_mesh)
         self.group, self.size, self.rank = ep_mesh.get_group(), ep_mesh.size(), ep_mesh.get_local_rank()
         self.on_collective: Callable[[], None] = lambda: None
-        self.record: CallRecord | None = None  # where the next call writes its times
+        self.record: CallRecord | None = None  # where the next call, and no later one, writes its times
         experts.macs_parallel = self
 
-    def _experts(self, rows_PD: Tensor, expert_P: Tensor, weight_P: Tensor) -> Tensor:
-        """Return this rank's experts' output [P, D] for rows with local expert ids."""
-        with _stretch(self.record, "experts"):
-            out_PD = run_pairs(self.experts_forward, rows_PD, expert_P, weight_P)
-        if self.record is not None:
-            self.record.pairs = len(expert_P)
-        return out_PD
+    @torch.no_grad()
+    def __call__(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        out_TD = self._run(hidden_TD, expert_TK, weight_TK)
+        self.record = None
+        return out_TD
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        if self.record is None:
+            yield
+            return
+        begin = self.record.line.mark()
+        yield
+        self.record.experts = Stretch(begin, self.record.line.mark())
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
         self.on_collective()
-        with _stretch(self.record, "collective"):
+        if self.record is None:
             yield
+            return
+        begin = self.record.line.mark()
+        yield
+        self.record.collectives.append(Stretch(begin, self.record.line.mark()))
+
+    def _count(self, pairs: int) -> None:
+        if self.record is not None:
+            self.record.pairs = pairs
 
 
 class MacsAllReduce(_Macs):
@@ -69,16 +84,11 @@ class MacsAllReduce(_Macs):
 
     needs_shared_batch = True
 
-    @torch.no_grad()
-    def __call__(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def _run(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
         first = self.rank * self.num_local_experts
-        with _stretch(self.record, "experts"):
-            token_P, expert_P, weight_P = own_pairs(expert_TK, weight_TK, first, self.num_local_experts)
-            out_TD = sum_pairs(
-                run_pairs(self.experts_forward, hidden_TD[token_P], expert_P, weight_P), token_P, hidden_TD
-            )
-        if self.record is not None:
-            self.record.pairs = len(token_P)
+        with self._computing():
+            out_TD, pairs = partial_output(self.experts_forward, hidden_TD, expert_TK, weight_TK, first, self.num_local_experts)
+        self._count(pairs)
         with self._collective():
             dist.all_reduce(out_TD, group=self.group)
         return out_TD
@@ -109,8 +119,7 @@ class MacsAllToAll(_Macs):
     after all-gather   t0 t1 t2                    t0 t1 t2               shared batch only
     """
 
-    @torch.no_grad()
-    def __call__(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def _run(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
         if self.tp_mesh.size() == 1:
             return self._exchange(hidden_TD, expert_TK, weight_TK)
         count, share = len(hidden_TD), -(-len(hidden_TD) // self.size)  # the last slices may be short or empty
@@ -128,23 +137,35 @@ class MacsAllToAll(_Macs):
         token_P, expert_P, weight_P = own_pairs(expert_TK, weight_TK, 0, experts)
         order_P = expert_P.argsort(stable=True)  # by expert is by rank: ranks own ranges of experts
         token_P, weight_P = token_P[order_P], weight_P[order_P]
-        sent_GE = expert_P.bincount(minlength=experts).view(self.size, -1)
+        sent_GE = torch.zeros(experts, dtype=torch.long, device=expert_P.device)
+        sent_GE = sent_GE.scatter_add_(0, expert_P, torch.ones_like(expert_P)).view(self.size, -1)
         got_GE = torch.empty_like(sent_GE)
         with self._collective():
             dist.all_to_all_single(got_GE, sent_GE, group=self.group)
         sizes_2G = torch.stack([sent_GE.sum(1), got_GE.sum(1)]).tolist()
-        rows_RD = self._swap(hidden_TD[token_P], *sizes_2G)
+        rows_RD = self._swap(hidden_TD[token_P], sizes_2G[1], sizes_2G[0])
         local_R = torch.arange(self.num_local_experts, device=hidden_TD.device).repeat(self.size)
         local_R = local_R.repeat_interleave(got_GE.flatten(), output_size=len(rows_RD))
-        done_RD = self._experts(rows_RD, local_R, weight_P.new_ones(len(rows_RD)))
-        back_PD = self._swap(done_RD, *reversed(sizes_2G))
+        with self._computing():
+            done_RD = run_pairs(self.experts_forward, rows_RD, local_R, weight_P.new_ones(len(rows_RD)))
+        self._count(len(rows_RD))
+        back_PD = self._swap(done_RD, sizes_2G[0], sizes_2G[1])
         return sum_pairs(back_PD * weight_P[:, None], token_P, hidden_TD)
 
-    def _swap(self, rows_PD: Tensor, sizes_out: list[int], sizes_in: list[int]) -> Tensor:
-        got_RD = rows_PD.new_empty(sum(sizes_in), rows_PD.shape[1])
+    def _swap(self, rows_PD: Tensor, in_G: list[int], out_G: list[int]) -> Tensor:
+        got_RD = rows_PD.new_empty(sum(in_G), rows_PD.shape[1])
         with self._collective():
-            dist.all_to_all_single(got_RD, rows_PD.contiguous(), sizes_in, sizes_out, group=self.group)
+            dist.all_to_all_single(got_RD, rows_PD.contiguous(), in_G, out_G, group=self.group)
         return got_RD
+
+
+def partial_output(
+    experts_forward: Callable, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor, first: int, count: int
+) -> tuple[Tensor, int]:
+    """Return what experts ``first`` .. ``first + count - 1`` add to each token [T, D], and how many pairs they executed."""
+    token_P, expert_P, weight_P = own_pairs(expert_TK, weight_TK, first, count)
+    out_PD = run_pairs(experts_forward, hidden_TD[token_P], expert_P, weight_P)
+    return sum_pairs(out_PD, token_P, hidden_TD), len(token_P)
 
 
 def own_pairs(expert_TK: Tensor, weight_TK: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -164,3 +185,46 @@ def sum_pairs(out_PD: Tensor, token_P: Tensor, like_TD: Tensor) -> Tensor:
     """Return the sum over each token's pairs [T, D], taken in float32 and returned in the type of ``like_TD``."""
     sum_TD = torch.zeros(like_TD.shape, dtype=torch.float32, device=like_TD.device)
     return sum_TD.index_add_(0, token_P, out_PD.float()).to(like_TD.dtype)
+
+
+@contextmanager
+def clocked(model: nn.Module, on_collective: Callable[[], None] = lambda: None) -> Iterator[list[CallRecord]]:
+    """Clock the next call of every MoE layer inside ``with``; yields one record a layer, to be read when it is over.
+
+    ``on_collective`` is called before a rank enters any collective. Raises ValueError if ``model`` was not loaded with
+    one of ``EXCHANGES``.
+    """
+    parts = [module.macs_parallel for module in model.modules() if hasattr(module, "macs_parallel")]
+    if not parts:
+        raise ValueError("This model was not loaded with an expert-parallel implementation of MACS.")
+    line = Timeline(next(model.parameters()).device)
+    records = [CallRecord(line) for _ in parts]
+    try:
+        for part, record in zip(parts, records):
+            part.record, part.on_collective = record, on_collective
+        yield records
+    finally:
+        for part in parts:
+            part.record, part.on_collective = None, lambda: None
+
+
+def distributed_config(model: nn.Module, size: int, exchange: str = "all_reduce") -> DistributedConfig:
+    """Return how to load ``model``'s checkpoint over ``size`` ranks that share one batch: experts split, all else whole.
+
+    ``model`` may be on the meta device. Every tensor-parallel rule outside the experts becomes "replicate", so that
+    attention heads need not divide by ``size``. Raises ValueError on an unknown exchange or a model without a plan.
+    """
+    if exchange not in EXCHANGES:
+        raise ValueError(f"exchange is {exchange!r}; use one of {', '.join(EXCHANGES)}.")
+    if not model.ep_plan:
+        raise ValueError(f"{type(model).__name__} has no expert-parallel plan in transformers; use one process (--ranks 1).")
+
+    def in_experts(rule: str) -> bool:
+        return any(rule == name or rule.startswith(f"{name}.") for name in model.ep_plan)
+
+    plan = {rule: "replicate" for rule in model.tp_plan if not in_experts(rule)}
+    return DistributedConfig(tp_size=size, tp_plan=plan, ep_size=size, ep_implementation=EXCHANGES[exchange])
+
+
+EPImplementationInterface.register(EXCHANGES["all_reduce"], MacsAllReduce)
+EPImplementationInterface.register(EXCHANGES["all_to_all"], MacsAllToAll)

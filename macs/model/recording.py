@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,7 +134,7 @@ def _describe(model: nn.Module) -> dict[str, Any]:
     parameter = next(model.parameters())
     return {
         "class": type(model).__name__,
-        "model": getattr(model.config, "_name_or_path", "") or type(model).__name__,
+        "model": Path(model.config._name_or_path or type(model).__name__).name,  # no one's folders belong in a trace
         "device": str(parameter.device),
         "dtype": str(parameter.dtype).removeprefix("torch."),
         "versions": {"macs": VERSION, "torch": torch.__version__, "transformers": transformers.__version__},

@@ -1,0 +1,133 @@
+"""``python -m macs calibrate``: run example prompts as the router wants them and find each expert's modality (MACS §3.3)."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator
+
+import numpy as np
+
+from macs.config import checked_number
+from macs.engine.intake import open_image
+from macs.engine.run_command import DEMO_MODEL
+from macs.trace import Trace
+
+EXAMPLES = DEMO_MODEL.parent / "examples"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt of a calibration set, with the picture file it is about or none."""
+
+    prompt: str
+    file: Path | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's flags."""
+    parser.add_argument("--model", default=str(DEMO_MODEL), help="folder or hub id (default: the embedded model)")
+    parser.add_argument(
+        "--examples",
+        type=Path,
+        default=EXAMPLES,
+        help="a JSON list or JSON lines of {prompt, file}, file relative to it, or a folder with examples.json or .jsonl in it",
+    )
+    parser.add_argument("--margin", type=float, default=0.2, help="how far from 0.5 a preference must be (0 to 0.5)")
+    parser.add_argument("--out", type=Path, help="write here (default: beside the model, or the user's cache)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Calibrate and write one JSON file; raises ValueError with one sentence on bad input."""
+    checked_number("margin", args.margin, 0.0, 0.5)
+    examples = read_examples(args.examples)
+    from macs.model import load  # after the checks: loading a model takes seconds
+    from macs.model.calibration import calibration_path, write_calibration
+
+    loaded = load(args.model)
+    calibration = calibrate(loaded, examples, args.margin, progress=_report)
+    path = args.out or calibration_path(loaded.folder, calibration.identity)
+    write_calibration(calibration, path)
+    print(table(calibration))
+    print(f"\n{calibration.prompts} prompts, margin {calibration.margin:g}; written to {path}")
+    return 0
+
+
+def calibrate(loaded: Any, examples: Iterable[Example], margin: float, progress: Callable[[int, Example], None] = lambda *_: None) -> Any:
+    """Return the calibration of a loaded model from one vanilla prefill per example.
+
+    Raises ValueError if the examples bring no image, no text, or something that cannot be read.
+    """
+    import torch
+
+    from macs.model import apply, encode
+    from macs.model.calibration import Calibration, model_identity
+
+    pairs: dict[str, dict[int, np.ndarray]] = {"visual": {}, "text": {}}
+    count = 0
+    for count, example in enumerate(examples, 1):
+        progress(count, example)
+        image = open_image(example.file).image if example.file else None
+        batch = encode(loaded, example.prompt, image)
+        with torch.no_grad(), apply(loaded.model, "vanilla", inputs=batch) as recording:
+            loaded.model(**batch, use_cache=False, logits_to_keep=1)
+        _add_pairs(pairs, recording.trace)
+    if count == 0:
+        raise ValueError("The calibration set is empty; give it prompts with and without images.")
+    calibration = Calibration(
+        identity=model_identity(loaded.folder),
+        margin=margin,
+        prompts=count,
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        visual_pairs={layer: tuple(map(int, n)) for layer, n in pairs["visual"].items()},
+        text_pairs={layer: tuple(map(int, n)) for layer, n in pairs["text"].items()},
+    )
+    _ = calibration.groups  # raises here, not when it is read, if one modality is missing
+    return calibration
+
+
+def _add_pairs(pairs: dict[str, dict[int, np.ndarray]], trace: Trace) -> None:
+    tokens = trace.tokens
+    for layer in trace.layers:
+        for kind, of_kind_T in (("visual", tokens.visual_T), ("text", ~tokens.visual_T)):
+            expert_P = layer.expert_TK[of_kind_T & tokens.valid_T].ravel()
+            counted_N = np.bincount(expert_P, minlength=layer.num_experts)
+            pairs[kind][layer.layer] = pairs[kind].get(layer.layer, 0) + counted_N
+
+
+def read_examples(source: Path) -> list[Example]:
+    """Return the examples of a listing or a folder that has one; raises ValueError if there is none or a line is bad."""
+    names = ("examples.jsonl", "examples.json") if source.is_dir() else (source.name,)
+    folder = source if source.is_dir() else source.parent
+    listing = next((folder / name for name in names if (folder / name).is_file()), None)
+    if listing is None:
+        raise ValueError(f"{source} holds no examples.json or examples.jsonl; name a folder or a listing that exists.")
+    return list(_entries(listing))
+
+
+def _entries(listing: Path) -> Iterator[Example]:
+    text = listing.read_text(encoding="utf-8")
+    try:
+        entries = [json.loads(line) for line in text.splitlines() if line.strip()] if listing.suffix == ".jsonl" else json.loads(text)
+        for entry in entries:
+            yield Example(entry["prompt"], listing.parent / entry["file"] if entry.get("file") else None)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{listing.name} is not a list of {{prompt, file}} entries ({type(error).__name__}); see README, 'Calibration'.") from None
+
+
+def table(calibration: Any) -> str:
+    """Return how many experts of each layer serve which modality, as text."""
+    lines = [f"{'layer':>5} {'visual':>6} {'text':>6} {'shared':>6}  m_j"]
+    for layer, groups_N in calibration.groups.items():
+        groups = groups_N.tolist()
+        marks = "".join({1: "v", -1: "t", 0: "."}[m] for m in groups)
+        lines.append(f"{layer:>5} {groups.count(1):>6} {groups.count(-1):>6} {groups.count(0):>6}  {marks}")
+    return "\n".join(lines)
+
+
+def _report(number: int, example: Example) -> None:
+    print(f"\r{number}: {example.prompt[:60]!r:<64}", end="\n" if not sys.stderr.isatty() else "", file=sys.stderr, flush=True)
