@@ -16,8 +16,8 @@ def check_arguments(scores_TN, expert_TK, weight_TK, token_weight_T, visual_T, v
         raise ValueError(f"scores_TN is {_kind(scores_TN)}; pass floating scores [tokens, experts].")
     tokens, num_experts = scores_TN.shape
     check_ep_size(ep_size, num_experts)
-    if expert_TK.ndim != 2 or len(expert_TK) != tokens or expert_TK.dtype != torch.int64 or not 1 <= expert_TK.shape[1] <= num_experts:
-        raise ValueError(f"expert_TK is {_kind(expert_TK)}; pass int64 expert ids [{tokens}, 1 to {num_experts} slots].")
+    if expert_TK.ndim != 2 or len(expert_TK) != tokens or expert_TK.is_floating_point() or not 1 <= expert_TK.shape[1] <= num_experts:
+        raise ValueError(f"expert_TK is {_kind(expert_TK)}; pass integer expert ids [{tokens}, 1 to {num_experts} slots].")
     if weight_TK.shape != expert_TK.shape or not weight_TK.is_floating_point():
         raise ValueError(f"weight_TK is {_kind(weight_TK)}; pass floating weights of shape {tuple(expert_TK.shape)}.")
     if token_weight_T.shape != (tokens,) or not token_weight_T.is_floating_point():
@@ -37,8 +37,7 @@ def check_values(scores_TN, expert_TK, weight_TK, token_weight_T, valid_T) -> No
     `schedule` calls it for tensors on a CPU. On an accelerator the host would have to wait for the answer in every
     layer, so there the caller checks what it recorded; until then NaN sorts first and harms no other token's ids.
     """
-    least_T, most_T = scores_TN.aminmax(dim=-1) if len(scores_TN) else (scores_TN[:, 0],) * 2
-    _require((least_T >= 0) & (most_T < torch.inf), valid_T, "router scores", "finite and not negative")
+    _require((scores_TN.amin(-1) >= 0) & (scores_TN.amax(-1) < torch.inf), valid_T, "router scores", "finite and not negative")
     _require(((expert_TK >= 0) & (expert_TK < scores_TN.shape[1])).all(-1), valid_T, "expert ids", f"from 0 to {scores_TN.shape[1] - 1}")
     _require(torch.isfinite(weight_TK).all(-1), valid_T, "routing weights", "finite")
     _require((token_weight_T >= 0) & (token_weight_T <= 1), valid_T, "load weight", "from 0 to 1")

@@ -1,7 +1,7 @@
 """Loads as exact integers, so that a sum has the same bits on every device and in every order.
 
-Floating sums depend on their order, and accelerators add in any order. A load here is an int64 count of
-``2**-40`` (w = 1 is ``2**40`` units): 8 million pairs fit, and rounding one weight costs less than 1e-12.
+The sum of floats depends on their order, and accelerators add in any order. Here a load is an int64 number of
+units, 2**40 of them for w = 1: rounding one weight costs less than 1e-12, and eight million pairs can be summed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ def from_units(units: Tensor) -> Tensor:
 
 
 def limit_units(capacity_N: Tensor, pairs: int) -> Tensor:
-    """Return the most units each expert may hold: its capacity and the tolerance, at most what ``pairs`` could weigh."""
-    return ((capacity_N + TOLERANCE).clamp_max(pairs + 1.0) * ONE).floor().long()
+    """Return the units that each expert may hold: its capacity plus the tolerance, cut at what ``pairs`` can weigh."""
+    return ((capacity_N + TOLERANCE).clamp_max(pairs + 1.0) * ONE).long()
 
 
-def sum_by_expert(expert_P: Tensor, units_P: Tensor, num_experts: int) -> Tensor:
-    """Return the int64 sum of ``units_P`` per expert; pairs with expert id ``num_experts`` (nobody's) are left out."""
-    total = torch.zeros(num_experts + 1, dtype=torch.int64, device=expert_P.device)
-    return total.index_add_(0, expert_P, units_P)[:num_experts]
+def sum_by(index_P: Tensor, units_P: Tensor, size: int) -> Tensor:
+    """Return int64 sums of ``units_P`` per index below ``size``; entries with the index ``size`` are left out."""
+    total = torch.zeros(size + 1, dtype=torch.int64, device=index_P.device)
+    return total.index_add_(0, index_P, units_P)[:size]

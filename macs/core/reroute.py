@@ -1,18 +1,19 @@
 """Local semantic rerouting: overflow pairs move to the next best expert of the rank they were sent to (MACS §3.4).
 
-One token, 4 experts on 2 ranks, top-k 2. Its pair with expert 0 did not fit:
+One token, 4 experts on 2 ranks, K = 2. Its pair with expert 0 did not fit:
 
-    rank       0     0     1     1
-    expert     0     1     2     3
-    score     .50   .15   .05   .30
-    chosen    yes               yes
-    proposes        here                    expert 1: the best expert of rank 0 that the token has not chosen
+    rank         0         1
+    expert       0    1    2    3
+    score      .50  .15  .30  .05
+    chosen     yes       yes
+    proposes        yes               expert 1: the best expert of rank 0 that the token has not chosen
 
-If expert 1 has room, the pair's weight becomes weight * .15 / .50; if not, rank 0 has no candidate left and the
-pair is dropped. It never goes to rank 1, because nothing new may cross the network.
+If expert 1 has room, the pair moves there; if not, rank 0 has no candidate left and the pair is dropped. It never
+goes to rank 1: nothing new may cross the network.
 
-A (token, rank) with overflow is a queue. In each round the head of the queue proposes, so every queue uses up its
-best open candidate in every round, whoever its head is: at most N/G rounds.
+The overflow pairs of one token on one rank form a queue, the best original score first, and share the candidates of
+that rank. In each round every queue puts its head to its best open candidate and closes that candidate to all of the
+queue, whatever the answer. So a queue that cannot propose never will again, and N/G rounds are enough.
 """
 
 from __future__ import annotations
@@ -22,98 +23,99 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from macs.core.admission import admit
-from macs.core.loads import sum_by_expert
+from macs.core.admission import admit, order_within
+from macs.core.loads import sum_by
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """The pairs that did not fit, flat (``_P`` is T*K), and what the rounds need to know of every pair."""
+
+    over_P: Tensor
+    expert_P: Tensor  # original expert
+    score_P: Tensor  # its score, float64
+    priority_P: Tensor  # the pair's priority there, which it keeps when it proposes elsewhere
+    units_P: Tensor  # load
 
 
 @dataclass(frozen=True)
 class Queues:
-    """Overflow pairs of M (token, rank) groups, the best original score first; ``_R`` is the rank's experts."""
+    """M queues; heads and ends are places in ``pair_P``, where the pairs of a queue stand in a row."""
 
-    token_M: Tensor
     rank_M: Tensor
-    open_MR: Tensor  # score of each expert of the rank; negative once chosen or proposed to
-    head_M: Tensor  # position of the next pair in `pair_P`
-    first_M: Tensor
+    open_MR: Tensor  # score of each of the rank's R experts, negative once chosen or proposed to
+    head_M: Tensor  # next pair to propose
     end_M: Tensor
-    score_MK: Tensor  # original scores in queue order, -inf past the end
 
     def take(self, index: Tensor) -> Queues:
         """Return the queues at ``index``."""
-        return Queues(**{name: value[index] for name, value in vars(self).items()})
+        return Queues(**{name: value.index_select(0, index) for name, value in vars(self).items()})
 
 
-def reroute(
-    open_TN: Tensor,
-    expert_TK: Tensor,
-    score_TK: Tensor,
-    over_TK: Tensor,
-    room_N: Tensor,
-    units_T: Tensor,
-    priority_P: Tensor,
-    *,
-    ep_size: int,
-    min_affinity: float,
-    shrink: bool,
-) -> Tensor:
-    """Return target_TK: the expert that an overflow pair moves to, or N where a pair does not move (§3.4).
+def reroute(overflow: Overflow, open_TN: Tensor, room_N: Tensor, *, ep_size: int, min_affinity: float, shrink: bool) -> Tensor:
+    """Return target_P, the expert that an overflow pair moves to, or N for a pair that does not move (§3.4).
 
-    ``room_N`` and ``units_T`` are in load units, ``priority_P`` is each pair's priority at its original expert.
-    With ``shrink`` finished queues are left out and the rounds end early, which needs sizes that only the data
-    tell: right on a CPU, but on an accelerator the host would have to wait for them in every round.
+    ``open_TN`` holds the scores, negative at experts that the token has chosen; ``room_N`` the free units.
+    ``shrink`` leaves out finished queues and ends early. The sizes then depend on the data, which costs nothing on a
+    CPU; on an accelerator the host would wait for the device in every round, so there all N/G rounds run in full.
     """
-    num_experts, pairs = open_TN.shape[1], over_TK.numel()
-    pair_P, queues = _build_queues(open_TN, expert_TK, score_TK, over_TK, ep_size, shrink)
-    target_P = torch.full((pairs + 1,), num_experts, device=open_TN.device)  # the last entry takes what nobody moved
+    pairs, num_experts = len(overflow.over_P), open_TN.shape[1]
     per_rank = num_experts // ep_size
+    pair_P, queues = _queues(overflow, open_TN, ep_size, shrink)
+    target_P = torch.full((pairs + 1,), num_experts, device=open_TN.device)  # the last entry stands for no pair
     for _ in range(per_rank):
-        if shrink and len(queues.token_M) == 0:
+        if shrink and len(queues.head_M) == 0:
             break
-        best_M, local_M = queues.open_MR.max(-1)
-        best_M = best_M.double()
-        skip_M = (min_affinity * queues.score_MK > best_M[:, None]).sum(-1)
-        head_M = torch.maximum(queues.head_M, queues.first_M + skip_M)
+        best_M, local_M = queues.open_MR.max(-1)  # the first of equals: the lowest id
+        head_M = queues.head_M
+        if min_affinity > 0:
+            head_M = head_M + _unwilling(queues, best_M, overflow.score_P.index_select(0, pair_P), min_affinity)
         proposes_M = (head_M < queues.end_M) & (best_M >= 0)
         expert_M = torch.where(proposes_M, queues.rank_M * per_rank + local_M, num_experts)
-        units_M = units_T[queues.token_M]
-        pair_M = pair_P[head_M.clamp_max(len(pair_P) - 1)]
-        accepted_M = admit(expert_M, priority_P[pair_M], units_M, room_N)
-        moved_M = torch.where(accepted_M, pair_M, pairs)
-        target_P[moved_M] = torch.where(accepted_M, expert_M, num_experts)
-        room_N = room_N - sum_by_expert(torch.where(accepted_M, expert_M, num_experts), units_M, num_experts)
+        pair_M = pair_P.index_select(0, head_M.clamp_max(len(pair_P) - 1))
+        units_M = overflow.units_P.index_select(0, pair_M)
+        taken_M = admit(expert_M, overflow.priority_P.index_select(0, pair_M), units_M, room_N)
+        expert_M = expert_M.masked_fill(~taken_M, num_experts)
+        target_P.scatter_(0, pair_M.masked_fill(~taken_M, pairs), expert_M)
+        room_N = room_N - sum_by(expert_M, units_M, num_experts)
         open_MR = queues.open_MR.scatter(1, local_M[:, None], -1.0)
-        queues = replace(queues, open_MR=open_MR, head_M=head_M + accepted_M)
+        queues = replace(queues, open_MR=open_MR, head_M=head_M + taken_M)
         if shrink:
             queues = queues.take(torch.nonzero(proposes_M)[:, 0])
-    return target_P[:pairs].view_as(expert_TK)
+    return target_P[:pairs]
 
 
-def _build_queues(open_TN, expert_TK, score_TK, over_TK, ep_size, shrink) -> tuple[Tensor, Queues]:
-    (tokens, num_experts), top_k = open_TN.shape, expert_TK.shape[1]
+def _queues(overflow: Overflow, open_TN: Tensor, ep_size: int, shrink: bool) -> tuple[Tensor, Queues]:
+    """Return (pair_P, queues): the pairs in queue order, and the (token, rank) groups that have any, or all groups."""
+    tokens, num_experts = open_TN.shape
     per_rank, groups = num_experts // ep_size, tokens * ep_size
-    token_TK = torch.arange(tokens, device=open_TN.device)[:, None].expand_as(expert_TK)
-    group_TK = torch.where(over_TK, token_TK * ep_size + expert_TK // per_rank, groups)
-    group_P, score_P = group_TK.flatten(), score_TK.flatten()
-    chosen_P = _where(over_TK.flatten(), shrink)
-    order_P = torch.sort(score_P[chosen_P], descending=True, stable=True).indices
-    order_P = order_P[torch.sort(group_P[chosen_P][order_P], stable=True).indices]
-    pair_P = chosen_P[order_P]
-    count_S = sum_by_expert(group_P, torch.ones_like(group_P), groups)
+    token_P = torch.arange(tokens, device=open_TN.device).repeat_interleave(len(overflow.over_P) // max(tokens, 1))
+    group_P = torch.where(overflow.over_P, token_P * ep_size + overflow.expert_P // per_rank, groups)
+    pair_P = _where(overflow.over_P, shrink)
+    order_P = order_within(group_P.index_select(0, pair_P), overflow.score_P.index_select(0, pair_P))
+    count_S = sum_by(group_P, torch.ones_like(group_P), groups)
     group_M = _where(count_S > 0, shrink)
-    end_M = count_S.cumsum(0)[group_M]
-    first_M = end_M - count_S[group_M]
-    place_MK = first_M[:, None] + torch.arange(top_k, device=open_TN.device)
-    score_MK = score_P[pair_P[place_MK.clamp_max(max(len(pair_P) - 1, 0))]] if len(pair_P) else score_P[:0].view(0, top_k)
-    return pair_P, Queues(
-        token_M=group_M // ep_size,
+    end_M = count_S.cumsum(0).index_select(0, group_M)
+    return pair_P.index_select(0, order_P), Queues(
         rank_M=group_M % ep_size,
-        open_MR=open_TN.reshape(groups, per_rank)[group_M],
-        head_M=first_M,
-        first_M=first_M,
+        open_MR=open_TN.view(groups, per_rank).index_select(0, group_M),
+        head_M=end_M - count_S.index_select(0, group_M),
         end_M=end_M,
-        score_MK=score_MK.masked_fill(place_MK >= end_M[:, None], -torch.inf),
     )
 
 
 def _where(mask: Tensor, shrink: bool) -> Tensor:
+    """Return the indices of the true entries, or of all entries where counting would make the host wait."""
     return torch.nonzero(mask)[:, 0] if shrink else torch.arange(len(mask), device=mask.device)
+
+
+def _unwilling(queues: Queues, best_M: Tensor, score_P: Tensor, min_affinity: float) -> Tensor:
+    """Return how many pairs at the head of each queue find the best candidate too far below their own expert.
+
+    Scores fall along a queue, so they are its first ones, and candidates only get worse, so they are out for good.
+    ``score_P`` is in queue order; a queue has at most R pairs, for the experts that a token chose differ.
+    """
+    place_MR = queues.head_M[:, None] + torch.arange(queues.open_MR.shape[1], device=best_M.device)
+    score_MR = score_P.index_select(0, place_MR.clamp_max(len(score_P) - 1).flatten()).view_as(place_MR)
+    unwilling_MR = (place_MR < queues.end_M[:, None]) & (min_affinity * score_MR > best_M.double()[:, None])
+    return unwilling_MR.sum(-1)
