@@ -1,4 +1,4 @@
-"""``python -m macs``: the commands of the workbench. Bad input ends with one sentence and exit code 2."""
+"""``python -m macs``: the commands of the workbench. Bad input ends with one sentence and exit code 2, a broken engine with exit code 1."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ COMMANDS = {
     "calibrate": ("macs.eval.calibrate", "find each expert's modality for a model"),
     "record": ("macs.eval.record", "record the page's examples with the embedded model"),
     "bench schedule": ("macs.eval.bench_schedule", "time the scheduler against the experts it schedules"),
+    "bench layer": ("macs.eval.bench_layer", "time one MoE layer at published shapes, ranks in turn"),
     "demo": ("macs.demo.cli", "scenes, training and evaluation of the embedded model"),
 }
 
@@ -33,6 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        from macs.engine.base import EngineFailure
+
+        if not isinstance(error, EngineFailure):
+            raise
+        print(error, file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return 130

@@ -58,6 +58,10 @@ class Stopped(Exception):
     """The user stopped the run; nothing of it is kept."""
 
 
+class EngineFailure(RuntimeError):
+    """The engine broke, not the input: one sentence that says what happened and how to go on; the next run starts afresh."""
+
+
 @dataclass(frozen=True)
 class Hooks:
     """How a caller watches and stops a run."""

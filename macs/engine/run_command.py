@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from macs.config import CHOICES, PRESETS, RANGES, Policy, preset
 from macs.engine.base import Request
+from macs.engine.start import add_flags, chosen, start
 from macs.trace import LayerTrace, Trace
 
 DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo_model"
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, allowed in CHOICES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", help=f"one of {', '.join(allowed)}")
     parser.add_argument("--ep-size", type=int, help="ranks over which the experts are placed")
+    add_flags(parser)
     parser.add_argument("--max-new-tokens", type=int, default=24)
     parser.add_argument("--out", help="write the trace to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
@@ -35,14 +38,13 @@ def main(args: argparse.Namespace) -> int:
     policy = policy_from_flags(args)
     if args.max_new_tokens < 1:
         raise ValueError(f"max-new-tokens is {args.max_new_tokens}; use 1 or more.")
-    from macs.engine.intake import open_image
-    from macs.engine.local import LocalEngine  # after the checks: loading a model takes seconds
+    from macs.engine.intake import open_image  # after the checks: torch takes seconds to import
     from macs.trace_file import save_trace
 
     picture = open_image(args.image) if args.image else None
-    engine = LocalEngine(args.model, ep_size=args.ep_size)
     request = Request(args.prompt, picture.image if picture else None, args.max_new_tokens)
-    trace = engine.run(request, policy).trace
+    with closing(start(args.model, ep_size=args.ep_size, **chosen(args))) as engine:
+        trace = engine.run(request, policy).trace
     if args.out:
         save_trace(trace, args.out)
     print(json.dumps(document(trace), ensure_ascii=False) if args.json else table(trace))
@@ -63,6 +65,9 @@ def document(trace: Trace) -> dict[str, Any]:
         "ep_size": trace.ep_size,
         "answer": trace.answer,
         "seconds": dict(trace.seconds),
+        "times": trace.about.get("times"),
+        "device": trace.about.get("device"),
+        "ranks": trace.about.get("ranks", []),
         "layers": [_layer(layer, trace.ep_size) for layer in trace.layers],
     }
 
@@ -71,6 +76,7 @@ def _layer(layer: LayerTrace, ep_size: int) -> dict[str, Any]:
     per_expert = ("tokens_before", "tokens_after", "effective_before", "effective_after", "capacity")
     counts = {"layer": layer.layer, "kept": layer.kept, "rerouted": layer.rerouted, "dropped": layer.dropped}
     counts |= {"expanded": layer.expanded, "straggler": layer.straggler(ep_size)}
+    counts |= {"seconds": {name: values.tolist() for name, values in layer.seconds.items()}}
     return counts | {name: getattr(layer.decision, f"{name}_N").tolist() for name in per_expert}
 
 
@@ -82,4 +88,18 @@ def table(trace: Trace) -> str:
         ranks = " ".join(str(int(n)) for n in layer.rank_tokens(trace.ep_size))
         lines.append(f"{layer.layer:>5} {layer.pairs:>6} {layer.kept:>6} {layer.rerouted:>8} {layer.dropped:>7} {layer.straggler(trace.ep_size):>9.2f}  {ranks}")
     lines += ["", "straggler: max over ranks of tokens executed ÷ mean over ranks of tokens vanilla routes"]
-    return "\n".join(lines + [f"seconds (measured, one process): {', '.join(f'{k} {v:.2f}' for k, v in trace.seconds.items())}"])
+    lines += rank_lines(trace) if "ranks" in trace.about else []
+    return "\n".join([*lines, f"seconds ({trace.about.get('times', 'not measured')}): {', '.join(f'{k} {v:.3f}' for k, v in trace.seconds.items())}"])
+
+
+def rank_lines(trace: Trace) -> list[str]:
+    """Return what each rank did in the prefill, summed over layers, and which was slowest, as lines of text."""
+    parts = ("experts", "schedule", "communication", "waiting")
+    lines = ["", f"{'rank':>4} {'tokens':>8} {'peak MiB':>9} " + " ".join(f"{part + ' ms':>16}" for part in parts)]
+    sums = {part: sum(layer.seconds[part] for layer in trace.layers) for part in parts}
+    tokens_G = sum(layer.rank_tokens(trace.ep_size) for layer in trace.layers)
+    for rank, about in enumerate(trace.about["ranks"]):
+        peak = about["peak_bytes"].get("device", about["peak_bytes"]["host"]) / 2**20
+        lines.append(f"{rank:>4} {int(tokens_G[rank]):>8} {peak:>9.0f} " + " ".join(f"{sums[part][rank] * 1e3:>16.2f}" for part in parts))
+    slowest = int(sums["experts"].argmax())
+    return [*lines, f"slowest: rank {slowest}, {sums['experts'][slowest] * 1e3:.2f} ms of experts ({trace.about['device']}, {trace.about['exchange']}, measured)"]

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
+from macs.config import check_ep_size
 from macs.model.anatomy import Anatomy, dissect
 from macs.model.calibration import find_calibration
+from macs.model.parallel import distributed_config
 
 MAX_VISUAL_TOKENS = 4096  # of one image; processors that allow more are held to it
 MAX_PROMPT_TOKENS = 8192
@@ -37,23 +39,28 @@ class Loaded:
     image_token_id = property(lambda self: self.anatomy.image_token)
 
 
-def load(name_or_path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu") -> Loaded:
+def load(
+    name_or_path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu", ranks: int = 1, exchange: str = "all_reduce"
+) -> Loaded:
     """Return the model in eval mode on ``device``; raises ValueError with one sentence if it cannot be used.
 
-    A folder is read without any network. No code that comes with a model is run.
+    A folder is read without any network. No code that comes with a model is run. With ``ranks`` above 1 this process is
+    one of so many that load together, each its share of the experts, and ``exchange`` is how tokens reach them.
     """
     name = str(name_or_path)
     local = Path(name).is_dir()
     config = read_config(name)
-    anatomy_without_weights(config)
+    blank = without_weights(config)
+    check_ep_size(ranks, dissect(blank).num_experts)
+    split = {"distributed_config": distributed_config(blank, ranks, exchange)} if ranks > 1 else {}
     if local and not any(Path(name).glob("*.safetensors")) and not any(Path(name).glob("*.bin")):
         raise ValueError(f"The folder {Path(name).name!r} has a config but no weights; copy its .safetensors files into it.")
     try:
         processor = AutoProcessor.from_pretrained(name, local_files_only=local, trust_remote_code=False)
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, local_files_only=local, trust_remote_code=False)
+        model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, local_files_only=local, trust_remote_code=False, **split)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error)}") from error
-    model = model.to(device).eval()
+    model = model.eval() if split else model.to(device).eval()  # ranks load straight to their own device
     anatomy = dissect(model)
     max_visual = _limit_image(processor, anatomy)
     notices = () if anatomy.family.grid else ("The patch grid of this model's family is not known here: no overlay.",)
@@ -82,12 +89,17 @@ def read_config(name: str) -> Any:
         raise ValueError(f"{_shown(name)} is not a model that transformers knows: {_first_line(error)}") from error
 
 
-def anatomy_without_weights(config: Any) -> Anatomy:
-    """Return the anatomy of the model that ``config`` describes; raises ValueError if it is none that can be scheduled."""
+def without_weights(config: Any) -> nn.Module:
+    """Return the model that ``config`` describes, on the meta device; raises ValueError if it is none that takes images."""
     if type(config) not in AutoModelForImageTextToText._model_mapping:
         raise ValueError(f"A {config.model_type} model does not take images and text; choose a multimodal mixture-of-experts model.")
     with torch.device("meta"):
-        return dissect(AutoModelForImageTextToText.from_config(config))
+        return AutoModelForImageTextToText.from_config(config)
+
+
+def count_experts(name_or_path: str | Path) -> int:
+    """Return the number of routed experts of a layer, from the config alone; raises ValueError as ``load`` does."""
+    return dissect(without_weights(read_config(str(name_or_path)))).num_experts
 
 
 def read_calibration(loaded: Loaded) -> dict[int, torch.Tensor] | None:

@@ -128,7 +128,7 @@ class MacsAllToAll(_Macs):
         padded_SD = nn.functional.pad(part_SD, (0, 0, 0, share - len(part_SD)))
         out_TD = hidden_TD.new_empty(share * self.size, hidden_TD.shape[1])
         with self._collective():
-            dist.all_gather_into_tensor(out_TD, padded_SD.contiguous(), group=self.group)
+            dist.all_gather(list(out_TD.chunk(self.size)), padded_SD.contiguous(), group=self.group)
         return out_TD[:count]
 
     def _exchange(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:

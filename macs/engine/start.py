@@ -1,0 +1,104 @@
+"""Which engine: one process, ranks that we start, or ranks that torchrun started."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from macs.config import check_ep_size, checked_number
+from macs.engine.base import Engine
+
+FOR_RANKS = "use auto, 1, or a number that divides the model's experts"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that choose an engine; ``chosen`` reads them."""
+    parser.add_argument("--ranks", default="auto", help="processes over which the experts are split: a number, or auto (all GPUs if there are two or more, else one process)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    parser.add_argument("--exchange", choices=("all_reduce", "all_to_all"), default="all_reduce", help="how ranks share tokens")
+    parser.add_argument("--rank-timeout", type=float, default=30.0, metavar="SECONDS", help="after which a rank that does not move is given up")
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of ``start`` that the flags of ``add_flags`` give; raises ValueError on a bad timeout."""
+    timeout = checked_number("rank-timeout", args.rank_timeout, 1.0, 86400.0)
+    return {"ranks": args.ranks, "device": args.device, "exchange": args.exchange, "rank_timeout": timeout}
+
+
+def start(
+    model: str,
+    ranks: str | int = "auto",
+    *,
+    ep_size: int | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    exchange: str = "all_reduce",
+    rank_timeout: float = 30.0,
+) -> Engine:
+    """Return an engine for ``model`` on ``ranks`` processes: a number, or "auto", which takes all GPUs if there are two or more.
+
+    In a process that torchrun started it joins that launch instead; there it returns on rank 0 alone, and on the others
+    serves rank 0 and then exits. ``device`` is "cpu" or "cuda" (default: cuda if there is one), ``exchange`` how ranks
+    share tokens, ``rank_timeout`` the seconds after which a rank that does not move is given up.
+    Raises ValueError with one sentence before anything starts.
+    """
+    import torch
+
+    from macs.engine.joined import launched
+
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not gpus):
+        raise ValueError(f"device is {device!r}; use cpu{', or cuda' if gpus else ': this machine has no GPU'}.")
+    device = "cuda" if gpus else "cpu"
+    joined = launched()
+    count = _count(ranks, joined, model, gpus)
+    if count == 1:
+        from macs.engine.local import LocalEngine
+
+        return LocalEngine(model, ep_size=ep_size, dtype=dtype, device=device)
+    if ep_size not in (None, count):
+        raise ValueError(f"ep_size is {ep_size}, but the experts are split over {count} ranks; leave it out or use {count}.")
+    if device == "cuda" and count > gpus and not joined:
+        raise ValueError(f"{count} ranks need {count} GPUs and this machine has {gpus}; use fewer ranks, or the CPU.")
+    return _split(model, count, bool(joined), device, rank_timeout, dtype=dtype, exchange=exchange)
+
+
+def _split(model: str, count: int, joined: bool, device: str, rank_timeout: float, **options: str) -> Engine:
+    from macs.engine.ranks import RanksEngine
+
+    if not joined:
+        from macs.engine.launch import RankGroup
+
+        return RanksEngine(model, count, lambda: RankGroup(count, device=device, timeout=rank_timeout), **options)
+    from macs.engine.joined import JoinedGroup
+    from macs.model import count_experts
+
+    check_ep_size(count, count_experts(model))  # on every rank, before they wait for one another
+    group = JoinedGroup(device=device, timeout=rank_timeout)
+    if group.index > 0:
+        group.serve()
+        sys.exit(0)
+    return RanksEngine(model, count, lambda: group, **options)
+
+
+def _count(ranks: str | int, joined: int, model: str, gpus: int) -> int:
+    if ranks == "auto":
+        return joined or (_most_gpus(model, gpus) if gpus >= 2 else 1)
+    try:
+        count = int(ranks)
+    except (TypeError, ValueError):
+        raise ValueError(f"ranks is {ranks!r}; {FOR_RANKS}.") from None
+    if count < 1:
+        raise ValueError(f"ranks is {ranks!r}; {FOR_RANKS}.")
+    if joined and count != joined:
+        raise ValueError(f"ranks is {count}, but torchrun started {joined}; leave it out or use {joined}.")
+    return count
+
+
+def _most_gpus(model: str, gpus: int) -> int:
+    """All GPUs, or as many as divide the experts."""
+    from macs.model import count_experts
+
+    experts = count_experts(model)
+    return max(g for g in range(1, gpus + 1) if experts % g == 0)
