@@ -26,7 +26,7 @@ TEMPLATE = (
 _TEXT = {
     "vocab_size": VOCABULARY,
     "hidden_size": HIDDEN,
-    "intermediate_size": 80,
+    "intermediate_size": 96,
     "moe_intermediate_size": 40,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -138,18 +138,19 @@ def _patches(rows: int, columns: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.randn(rows * columns, 3 * 2 * 8 * 8, generator=generator), "image_grid_thw": torch.tensor([[1, rows, columns]])}
 
 
-def _merged(model: Any, layers: tuple[int, ...]) -> Case:
-    ids = _ids(12)
-    return Case(model, {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **_patches(6, 8)}, 12, layers)
+def merged_batch(rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """A batch for Qwen or GLM with one picture of rows × columns patches, a quarter as many visual tokens."""
+    ids = _ids(rows * columns // 4)
+    return {"input_ids": ids, "mm_token_type_ids": (ids == IMAGE).int(), **_patches(rows, columns)}
 
 
 def case(family: str) -> Case:
     """Return the named family's model with a batch of one picture."""
     generator = torch.Generator().manual_seed(7)
     if family == "qwen3_vl_moe":
-        return _merged(qwen(), (0, 2))
+        return Case(qwen(), merged_batch(6, 8), 12, (0, 2))
     if family == "glm4v_moe":
-        return _merged(glm(), (1, 2))
+        return Case(glm(), merged_batch(6, 8), 12, (1, 2))
     if family == "internvl":
         return Case(internvl(), {"input_ids": _ids(32), "pixel_values": torch.randn(2, 3, 32, 32, generator=generator)}, 32, (0, 1, 2))
     assert family == "gemma4", family

@@ -59,7 +59,7 @@ def load(
         processor = AutoProcessor.from_pretrained(name, local_files_only=local, trust_remote_code=False)
         model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, local_files_only=local, trust_remote_code=False, **split)
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
-        raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error)}") from error
+        raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error, name)}") from error
     model = model.eval() if split else model.to(device).eval()  # ranks load straight to their own device
     anatomy = dissect(model)
     max_visual = _limit_image(processor, anatomy)
@@ -86,7 +86,7 @@ def read_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{_shown(name)} is not a model that transformers knows: {_first_line(error)}") from error
+        raise ValueError(f"{_shown(name)} is not a model that transformers knows: {_first_line(error, name)}") from error
 
 
 def without_weights(config: Any) -> nn.Module:
@@ -136,6 +136,8 @@ def _shown(name: str) -> str:
     return f"The folder {Path(name).name!r}" if Path(name).is_dir() else repr(name)
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception, name: str) -> str:
+    """Return what an error says first, without the path of the user's folder."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    said = (lines[0] if lines else type(error).__name__)[:300]
+    return said.replace(str(Path(name)), Path(name).name) if Path(name).is_dir() else said

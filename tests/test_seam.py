@@ -1,0 +1,447 @@
+"""The seam on small random models of four families: what it changes, what it leaves alone, what it records."""
+
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+import transformers.integrations.moe as hf_moe
+
+from macs.config import PRESETS, preset
+from macs.core import DROPPED, KEPT
+from macs.model import apply
+from macs.model.anatomy import dissect
+from macs.trace_file import load_trace, save_trace
+from tests import tiny
+from tests.test_trace import same
+
+IMPLEMENTATIONS = ("eager", "grouped_mm")
+TIGHT = {"gamma": 0.4, "ep_size": 2}  # cuts pairs in every family
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def case(request):
+    return tiny.case(request.param)
+
+
+@pytest.fixture(scope="module")
+def qwen():
+    return tiny.case("qwen3_vl_moe")
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def implementation(request):
+    return request.param
+
+
+@contextmanager
+def experts_as(model, implementation):
+    text = model.get_decoder()
+    before = text.config._experts_implementation
+    text.set_experts_implementation(implementation)
+    yield
+    text.set_experts_implementation(before)
+
+
+@contextmanager
+def poisoned_memory():
+    """Fill what kernels leave uninitialised with NaN, so that reading it cannot go unseen."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def logits(model, batch):
+    with torch.no_grad():
+        return model(**batch).logits
+
+
+def watch(module, *, inputs):
+    """Record the (ids, weights) that experts are called with, or what they return; returns (list, handle)."""
+    seen = []
+    if inputs:
+        return seen, module.register_forward_pre_hook(lambda _, args: seen.append(args))
+    return seen, module.register_forward_hook(lambda _, args, output: seen.append(output))
+
+
+def test_vanilla_is_bit_identical_to_the_untouched_model(case, implementation):
+    with experts_as(case.model, implementation):
+        before = logits(case.model, case.batch)
+        with apply(case.model, "vanilla", ep_size=2) as run:
+            assert torch.equal(logits(case.model, case.batch), before)
+        assert torch.equal(logits(case.model, case.batch), before)
+    trace = run.trace
+    assert tuple(layer.layer for layer in trace.layers) == case.layers
+    assert all(layer.kept == layer.pairs == case.batch["input_ids"].numel() * tiny.TOP_K for layer in trace.layers)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "vanilla"])
+def test_room_for_all_changes_no_bit_unless_pairs_are_added(qwen, name):
+    with apply(qwen.model, name, gamma=1e3, ep_size=2):
+        changed = logits(qwen.model, qwen.batch)
+    assert torch.equal(changed, logits(qwen.model, qwen.batch)) == (name != "expanded_drop")
+
+
+def test_dropped_pairs_add_exactly_nothing_and_the_rest_their_share(case, implementation):
+    """The experts' output is the sum over executed pairs, each expert asked alone, even when memory is full of NaN."""
+    layer = dissect(case.model).layers[0]
+    with experts_as(case.model, implementation), poisoned_memory():
+        with apply(case.model, "token_drop", gamma=0.2, ep_size=2) as run:
+            outputs, handle = watch(layer.experts, inputs=False)
+            inputs, other = watch(layer.experts, inputs=True)
+            assert logits(case.model, case.batch).isfinite().all()
+            handle.remove(), other.remove()
+    hidden_TD, expert_TC, weight_TC = inputs[0]
+    decision = run.trace.layers[0].decision
+    assert np.array_equal(decision.expert_TC, expert_TC.numpy())
+    assert ((expert_TC == tiny.EXPERTS) == (weight_TC == 0)).all() and (decision.status_TC == DROPPED).any()
+    lost_T = torch.from_numpy((decision.status_TC == DROPPED).all(1))
+    assert lost_T.any() and (outputs[0][lost_T] == 0).all()
+    expected_TD = torch.zeros_like(hidden_TD)
+    for token, slot in zip(*np.nonzero(decision.status_TC == KEPT)):
+        expected_TD[token] += layer.experts(hidden_TD[token, None], expert_TC[token, slot].view(1, 1), weight_TC[token, slot].view(1, 1))[0]
+    torch.testing.assert_close(outputs[0], expected_TD, rtol=1e-4, atol=1e-4)
+
+
+def test_without_the_experts_flag_the_poison_would_show(qwen):
+    """Guards the test above: the poisoning reaches grouped_mm, so its finite output is the seam's doing."""
+    with poisoned_memory(), apply(qwen.model, "token_drop", gamma=0.2, ep_size=2):
+        experts = dissect(qwen.model).layers[-1].experts
+        experts._is_expert_parallel = False
+        assert not logits(qwen.model, qwen.batch).isfinite().all()
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_only_pairs_that_are_kept_rerouted_or_added_cost_computation(qwen, implementation, name, monkeypatch):
+    with experts_as(qwen.model, implementation), apply(qwen.model, name, **TIGHT) as run:
+        with counted_rows(qwen.model, monkeypatch) as rows:
+            logits(qwen.model, qwen.batch)
+    executed = [int(layer.decision.tokens_after_N.sum()) for layer in run.trace.layers]
+    assert rows == executed == [layer.kept + layer.rerouted + layer.expanded for layer in run.trace.layers]
+
+
+@contextmanager
+def counted_rows(model, monkeypatch):
+    """Count, per MoE layer, the rows that enter the first matrix product of its experts, eager or grouped."""
+    rows, grouped, linear = [], hf_moe._grouped_linear, torch.nn.functional.linear
+
+    def count(weight, number):
+        if weight.shape[-2:] == (2 * 40, tiny.HIDDEN):  # gate and up
+            rows[-1] += number
+
+    def counted_grouped(inputs, weight, offsets, **kwargs):
+        count(weight, int(offsets[-1]))
+        return grouped(inputs, weight, offsets, **kwargs)
+
+    def counted_linear(inputs, weight, bias=None):
+        count(weight, len(inputs))
+        return linear(inputs, weight, bias)
+
+    monkeypatch.setattr(hf_moe, "_grouped_linear", counted_grouped)
+    monkeypatch.setattr(torch.nn.functional, "linear", counted_linear)
+    handles = [layer.experts.register_forward_pre_hook(lambda *_: rows.append(0)) for layer in dissect(model).layers]
+    yield rows
+    [handle.remove() for handle in handles]
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_scheduling_the_trace_again_reproduces_the_run(case, name, tmp_path):
+    modality = {index: np.resize([1, -1, 0], tiny.EXPERTS) for index in case.layers}
+    for source in ("first", "layer", "embedding"):
+        with apply(case.model, name, modality=modality, entropy_source=source, **TIGHT) as run:
+            logits(case.model, case.batch)
+        trace = run.trace
+        again = trace.reschedule(trace.policy)
+        assert all(same(a.decision, b.decision) for a, b in zip(trace.layers, again.layers))
+    save_trace(trace, tmp_path / "trace.npz")
+    assert same(load_trace(tmp_path / "trace.npz"), trace)
+
+
+def test_a_plan_on_vanillas_trace_is_what_a_run_decides_in_its_first_layer(case):
+    traces = {}
+    for policy in (preset("vanilla"), preset("macs", gamma=0.5)):
+        with apply(case.model, policy, ep_size=4) as run:
+            logits(case.model, case.batch)
+        traces[policy.preset] = run.trace
+    planned = traces["vanilla"].reschedule(traces["macs"].policy)
+    assert same(planned.layers[0].decision, traces["macs"].layers[0].decision)
+
+
+def test_bfloat16_and_its_trace(implementation):
+    model, batch = tiny.qwen(dtype=torch.bfloat16), tiny.case("qwen3_vl_moe").batch
+    with experts_as(model, implementation):
+        before = logits(model, batch)
+        with apply(model, "vanilla") as run:
+            assert torch.equal(logits(model, batch), before)
+        with apply(model, "macs", **TIGHT) as run:
+            assert logits(model, batch).isfinite().all()
+    trace = run.trace
+    assert trace.about["dtype"] == "bfloat16" and trace.router_normalizes and trace.about["router_scoring"] == "softmax"
+    assert same(trace.reschedule(trace.policy).layers[0].decision, trace.layers[0].decision)
+    assert trace.layers[0].scores_TN.dtype == trace.layers[0].weight_TK.dtype == np.float32
+
+
+def test_entropies_are_those_of_the_features_they_are_named_after(case):
+    anatomy = dissect(case.model)
+    with apply(case.model, "vanilla") as run:
+        hidden = [watch(layer.experts, inputs=True) for layer in anatomy.layers]
+        with torch.no_grad():
+            output = case.model(**case.batch)
+    for _, handle in hidden:
+        handle.remove()
+    trace = run.trace
+    pooled = output.image_outputs.pooler_output
+    projected_VD = torch.cat(list(pooled)) if isinstance(pooled, (list, tuple)) else pooled.reshape(-1, pooled.shape[-1])
+    visual_T = trace.tokens.visual_T
+    assert np.isnan(trace.entropy_embedding_T[~visual_T]).all() and np.isnan(trace.entropy_first_T[~visual_T]).all()
+    np.testing.assert_allclose(trace.entropy_embedding_T[visual_T], entropy(projected_VD), rtol=1e-5, atol=1e-6)
+    for layer, (seen, _) in zip(trace.layers, hidden):
+        np.testing.assert_allclose(layer.entropy_T[visual_T], entropy(seen[0][0][visual_T]), rtol=1e-5, atol=1e-6)
+    assert np.array_equal(trace.entropy_first_T, trace.layers[0].entropy_T, equal_nan=True)
+
+
+def entropy(features):
+    p = np.exp(features.double().numpy() - features.double().numpy().max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    return -(p * np.log(np.where(p > 0, p, 1))).sum(1)
+
+
+def test_a_router_that_normalises_and_one_that_does_not(case):
+    with apply(case.model, "vanilla") as run:
+        logits(case.model, case.batch)
+    family = case.model.config.model_type
+    expected = {"qwen3_vl_moe": ("softmax", True), "glm4v_moe": ("sigmoid", True), "internvl": ("softmax", False), "gemma4": ("given", True)}
+    assert (run.trace.about["router_scoring"], run.trace.router_normalizes) == expected[family]
+    layer = run.trace.layers[0]
+    picked_TK = np.take_along_axis(layer.scores_TN, layer.expert_TK, 1)
+    ratio_TK = layer.weight_TK / picked_TK
+    np.testing.assert_allclose(ratio_TK, ratio_TK[:, :1].repeat(tiny.TOP_K, 1), rtol=1e-5)
+
+
+def test_gemmas_scale_per_expert_follows_a_rerouted_pair():
+    case = tiny.case("gemma4")
+    layer = dissect(case.model).layers[0]
+    with apply(case.model, "macs", renormalize="never", gamma=0.8, ep_size=2) as run:
+        seen, handle = watch(layer.experts, inputs=True)
+        logits(case.model, case.batch)
+    handle.remove()
+    record, (_, expert_TC, weight_TC) = run.trace.layers[0], seen[0]
+    assert record.rerouted > 0
+    scale_N = np.append(layer.router.per_expert_scale.detach().numpy(), 0)
+    scores_TN = np.pad(record.scores_TN, ((0, 0), (0, 1)))
+    sum_T1 = np.take_along_axis(record.scores_TN, record.expert_TK, 1).sum(1, keepdims=True)
+    expected_TC = np.take_along_axis(scores_TN, expert_TC.numpy(), 1) / sum_T1 * scale_N[expert_TC.numpy()]
+    np.testing.assert_allclose(weight_TC.numpy(), expected_TC, rtol=1e-4, atol=1e-7)
+
+
+def test_capacity_follows_the_experts_modality(qwen):
+    modality = {0: [1, -1, 0] + [0] * 5, 2: [0] * 8}
+    with apply(qwen.model, "macs", modality=modality, ep_size=2) as run:
+        logits(qwen.model, qwen.batch)
+    first, second = (layer.decision.capacity_N for layer in run.trace.layers)
+    sign = np.sign(run.trace.layers[0].decision.visual_ratio - 0.5)
+    assert sign and np.sign(first[0] - first[2]) == sign and np.sign(first[1] - first[2]) == -sign
+    assert len(set(second)) == 1 and run.trace.calibrated
+    with apply(qwen.model, "macs", ep_size=2) as run:
+        logits(qwen.model, qwen.batch)
+    assert not run.trace.calibrated and len(set(run.trace.layers[0].decision.capacity_N)) == 1
+
+
+def left_padded(batch, count):
+    ids = torch.nn.functional.pad(batch["input_ids"], (count, 0), value=256)
+    mask = (torch.arange(ids.shape[1]) >= count).long()[None]
+    return batch | {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": (ids == tiny.IMAGE).int()}
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_padding_changes_no_decision_and_is_in_no_count(qwen, name):
+    runs = []
+    for batch in (qwen.batch, left_padded(qwen.batch, 580)):
+        with apply(qwen.model, name, **TIGHT) as run:
+            last = logits(qwen.model, batch)[0, -1]
+        runs.append((run.trace, last))
+    (alone, answer), (padded, padded_answer) = runs
+    assert padded.tokens.valid_T.sum() == len(alone.tokens)
+    for a, b in zip(alone.layers, padded.layers):
+        assert np.array_equal(a.decision.capacity_N, b.decision.capacity_N) and a.decision.tokens_after_N.tolist() == b.decision.tokens_after_N.tolist()
+        assert np.array_equal(a.decision.status_TC, b.decision.status_TC[580:]) and np.array_equal(a.decision.expert_TC, b.decision.expert_TC[580:])
+        assert b.pairs == len(alone.tokens) * tiny.TOP_K == b.kept + b.rerouted + b.dropped
+    torch.testing.assert_close(answer, padded_answer, rtol=1e-3, atol=1e-3)
+
+
+def test_a_long_neighbour_adds_its_tokens_to_the_capacity_and_its_padding_to_nothing(qwen):
+    """Capacity is the batch's (§3.1: T of one forward batch): a 20-token request beside one of 600."""
+    rng = np.random.default_rng(0)
+    short, long = rng.integers(32, 120, 20), rng.integers(32, 120, 600)
+    ids = torch.tensor([[256] * 580 + list(short), list(long)])
+    mask = torch.tensor([[0] * 580 + [1] * 20, [1] * 600])
+    with apply(qwen.model, "token_drop", ep_size=2, gamma=0.5) as run:
+        logits(qwen.model, {"input_ids": ids, "attention_mask": mask})
+    for layer in run.trace.layers:
+        assert layer.pairs == 620 * tiny.TOP_K == layer.decision.tokens_before_N.sum()
+        assert (layer.decision.capacity_N == np.ceil(0.5 * 620 * tiny.TOP_K / tiny.EXPERTS)).all()
+        assert (layer.decision.expert_TC[:580] == tiny.EXPERTS).all()
+
+
+def prompts(count, length=12):
+    return {"input_ids": torch.from_numpy(np.random.default_rng(count).integers(32, 120, (count, length)))}
+
+
+@pytest.mark.parametrize("phase", ["prefill", "all"])
+def test_decode_steps_are_left_alone_unless_asked_for(qwen, phase):
+    layer = dissect(qwen.model).layers[0]
+    with apply(qwen.model, "token_drop", phase=phase, gamma=0.2, ep_size=2) as run:
+        seen, handle = watch(layer.experts, inputs=True)
+        qwen.model.generate(**prompts(6), max_new_tokens=5, min_new_tokens=5, do_sample=False)
+    handle.remove()
+    assert run.decode_steps == 4 and len(run.trace.tokens) == 6 * 12
+    lost = [bool((ids == tiny.EXPERTS).any()) for _, ids, _ in seen]
+    assert lost == [True] + [phase == "all"] * 4
+
+
+def test_generate_under_vanilla_says_what_the_model_says(case):
+    arguments = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False}
+    before = case.model.generate(**case.batch, **arguments)
+    with apply(case.model, "vanilla", ep_size=4) as run:
+        assert torch.equal(case.model.generate(**case.batch, **arguments), before)
+    assert run.decode_steps == 5 and run.trace.tokens.visual_T.sum() == case.visual
+
+
+def test_generate_without_a_cache_is_one_prefill_after_another(qwen):
+    with apply(qwen.model, "macs", **TIGHT) as run:
+        qwen.model.generate(**prompts(2), max_new_tokens=3, min_new_tokens=3, do_sample=False, use_cache=False)
+    assert run.decode_steps == 0 and len(run.trace.tokens) == 2 * 14
+
+
+def hooks_on(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+class Cancelled(Exception):
+    pass
+
+
+def test_an_error_in_a_layer_leaves_the_model_as_it_was(case):
+    before, hooks = logits(case.model, case.batch), hooks_on(case.model)
+    flags = [layer.experts._is_expert_parallel for layer in dissect(case.model).layers]
+    calls = []
+
+    def stop(layer, layers, phase):
+        calls.append((layer, layers, phase))
+        if layer == 1:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        with apply(case.model, "macs", on_layer=stop, **TIGHT) as run:
+            logits(case.model, case.batch)
+    assert calls == [(0, len(case.layers), "prefill"), (1, len(case.layers), "prefill")]
+    assert hooks_on(case.model) == hooks and flags == [layer.experts._is_expert_parallel for layer in dissect(case.model).layers]
+    assert torch.equal(logits(case.model, case.batch), before)
+    with pytest.raises(RuntimeError, match="No forward pass"):
+        run.trace
+
+
+def test_of_nested_policies_the_innermost_acts_and_the_outer_goes_on(qwen):
+    plain = logits(qwen.model, qwen.batch)
+    with apply(qwen.model, "token_drop", **TIGHT) as outer:
+        tight = logits(qwen.model, qwen.batch)
+        first = outer.trace
+        with apply(qwen.model, "vanilla") as inner:
+            assert torch.equal(logits(qwen.model, qwen.batch), plain)
+        assert inner.trace.layers[0].dropped == 0 and outer.trace is first
+        assert torch.equal(logits(qwen.model, qwen.batch), tight)
+    assert not torch.equal(tight, plain) and torch.equal(logits(qwen.model, qwen.batch), plain)
+
+
+def test_two_threads_record_their_own_pass_and_a_third_is_not_touched():
+    model = tiny.qwen()
+    work = {cells: tiny.merged_batch(*grid) for cells, grid in {300: (30, 40), 70: (14, 20)}.items()}
+    serial, plain = {}, logits(model, work[70])
+    for cells, batch in work.items():
+        with apply(model, "macs", **TIGHT):
+            serial[cells] = logits(model, batch)
+    failures, barrier = [], threading.Barrier(3)
+
+    def policed(cells):
+        barrier.wait()
+        for _ in range(20):
+            with apply(model, "macs", **TIGHT) as run:
+                got = logits(model, work[cells])
+            if run.trace.tokens.visual_T.sum() != cells or not torch.equal(got, serial[cells]):
+                failures.append(cells)
+
+    def bystander():
+        barrier.wait()
+        for _ in range(40):
+            if not torch.equal(logits(model, work[70]), plain):
+                failures.append("bystander")
+
+    threads = [threading.Thread(target=policed, args=(300,)), threading.Thread(target=policed, args=(70,)), threading.Thread(target=bystander)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failures and hooks_on(model) == 0
+    assert not any(layer.experts._is_expert_parallel for layer in dissect(model).layers)
+
+
+def test_a_pass_of_another_thread_is_not_this_recordings(qwen):
+    with apply(qwen.model, "macs", **TIGHT) as run:
+        thread = threading.Thread(target=logits, args=(qwen.model, qwen.batch))
+        thread.start(), thread.join()
+        with pytest.raises(RuntimeError, match="in the thread that entered it"):
+            run.trace
+
+
+def test_not_a_number_is_reported_and_not_spread():
+    model, seen = tiny.qwen(), tiny.case("qwen3_vl_moe").batch
+    said = {"router scores of token 0": prompts(1), "entropy of visual token 6": seen}
+    for message, batch in said.items():
+        with torch.no_grad():
+            model.get_decoder().embed_tokens.weight[int(batch["input_ids"][0, 0])] = float("nan")
+        with pytest.raises(ValueError, match=message), apply(model, "macs", **TIGHT):
+            logits(model, batch)
+
+
+def test_patching_nothing_is_an_error():
+    dense = tiny.qwen(dense=(0, 1, 2))
+    for model, said in ((dense, "no mixture-of-experts layer"), (torch.nn.Linear(2, 2), "not a transformers model")):
+        with pytest.raises(ValueError, match=said):
+            with apply(model, "macs"):
+                pass
+    assert hooks_on(dense) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"policy": "fast"}, "policy is 'fast'"),
+        ({"gama": 1.0}, "no field 'gama'"),
+        ({"gamma": float("nan")}, "gamma is nan"),
+        ({"ep_size": 3}, "does not divide 8 experts"),
+        ({"modality": {0: [0] * 8}}, "no layer 2"),
+        ({"modality": {0: [0] * 7, 2: [0] * 8}}, "layer 0"),
+        ({"modality": {0: [2] * 8, 2: [0] * 8}}, "layer 0"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_sentence(qwen, arguments, said):
+    with pytest.raises(ValueError, match=said) as error:
+        with apply(qwen.model, **arguments):
+            pass
+    assert "\n" not in str(error.value) and hooks_on(qwen.model) == 0
+
+
+def test_a_router_that_cannot_be_read_is_refused(qwen):
+    def square(module, args, output):
+        return output[0], output[1] ** 2, output[2]
+
+    handle = dissect(qwen.model).layers[0].router.register_forward_hook(square)
+    with pytest.raises(ValueError, match="not proportional"), apply(qwen.model, "macs"):
+        logits(qwen.model, qwen.batch)
+    handle.remove()
+
+
+def test_the_layers_schedule_is_timed(qwen):
+    with apply(qwen.model, "macs", **TIGHT) as run:
+        logits(qwen.model, qwen.batch)
+    assert all(layer.seconds["schedule"].shape == (1,) and 0 < layer.seconds["schedule"][0] < 1 for layer in run.trace.layers)
