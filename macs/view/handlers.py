@@ -1,0 +1,131 @@
+"""What the page does at each event, as plain functions on a session; each returns the regions that changed."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any, Iterator, Mapping
+
+from macs.engine.base import Engine, Request
+from macs.engine.intake import open_image
+from macs.view import job, settings, shown
+from macs.view.header import READY, Status, progress
+from macs.view.session import Session
+
+Changes = dict[str, str]
+
+
+def adjust(session: Session, values: Mapping[str, Any]) -> Changes:
+    """Schedule the recorded scores again under the controls' values; a bad value leaves the page as it was, and is said."""
+    with session.lock:
+        try:
+            session.wanted = settings.policy_of(values), values["baseline"], values["ep_size"]
+            session.shown = shown.plan(session.shown, *session.wanted)
+            session.status = session.status if session.running else READY
+        except ValueError as error:
+            session.status = Status("error", session.words.sentence(str(error)))
+        return session.changes()
+
+
+def look(session: Session, **where: Any) -> Changes:
+    """Turn to another layer, baseline or focus: ``layer``, ``beside`` or ``focus``."""
+    with session.lock:
+        session.shown = replace(session.shown, **_possible(session.shown, where))
+        return session.changes()
+
+
+def _possible(now: shown.Shown, where: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``where`` without what this run does not have; a click may arrive after another run replaced the one clicked."""
+    trace = now.policy
+    limits = {"token": len(trace.tokens), "expert": trace.num_experts, "rank": trace.ep_size}
+    focus = where.get("focus", now.focus)
+    possible = {
+        "layer": where.get("layer", now.layer) in range(len(trace.layers)),
+        "beside": where.get("beside", now.beside) in shown.BASELINES,
+        "focus": focus is None or (focus[0] in limits and focus[1] in range(limits[focus[0]])),
+    }
+    return {name: value for name, value in where.items() if possible[name]}
+
+
+def speak(session: Session, lang: str) -> Changes:
+    """Change the language."""
+    with session.lock:
+        session.lang = lang
+        return session.changes()
+
+
+def open_example(session: Session, example) -> tuple[Changes, bool]:
+    """Show a recorded example; returns the changes and whether it could be read."""
+    try:
+        comparison = example.load()
+    except ValueError:
+        return session.status_changes(Status("error", session.words("st_example"))), False
+    with session.lock:
+        session.shown = shown.open_run(comparison, "recorded", beside=session.shown.beside)
+        session.status = session.status if session.running else READY
+        return session.changes(), True
+
+
+def start(session: Session, engine: Engine, line: job.Line, picture: str | None, prompt: str, values: Mapping[str, Any]) -> Iterator[Changes]:
+    """Run the model four times; yields progress, then the new page, or one sentence while the last run stays."""
+    with session.lock:
+        if session.running:  # a second press: the first run goes on
+            return
+        session.running, session.stop = True, threading.Event()
+    try:
+        order = _order(session, picture, prompt, values)
+    except ValueError as error:
+        session.running = False
+        yield session.status_changes(Status("error", session.words.sentence(str(error))))
+        return
+    try:
+        yield session.status_changes(Status("running", session.words("st_start")))
+        for outcome in job.run(engine, line, order, session.stop):
+            if isinstance(outcome, int) or not outcome.done.is_set():
+                yield session.status_changes(_under_way(session, outcome))
+    finally:
+        session.running = False
+    yield _end(session, outcome, engine.info.measured)
+
+
+def _order(session: Session, picture: str | None, prompt: str, values: Mapping[str, Any]) -> job.Order:
+    if not (prompt or "").strip():
+        raise ValueError(session.words("err_prompt"))
+    session.wanted = settings.policy_of(values), values["baseline"], values["ep_size"]
+    length = values["max_new_tokens"]
+    if not isinstance(length, (int, float)) or length != int(length) or not 1 <= length <= 512:
+        raise ValueError(f"The longest answer is {length!r}; use a whole number from 1 to 512.")
+    image = open_image(picture).image if picture else None
+    return job.Order(Request(prompt, image, int(length)), *session.wanted)
+
+
+def _under_way(session: Session, outcome: int | job.Outcome) -> Status:
+    words = session.words
+    if session.stop.is_set():
+        return Status("running", words("st_stopping"))
+    if isinstance(outcome, int):
+        return Status("running", words("st_queue", n=outcome) if outcome else words("st_start"))
+    return progress(outcome.step, words)
+
+
+def _end(session: Session, outcome: job.Outcome, measured: bool) -> Changes:
+    words = session.words
+    if outcome.comparison is None:
+        if outcome.stopped:
+            return session.status_changes(Status("note", words("st_stopped")))
+        text = words.sentence(outcome.error) if outcome.error else words("st_crash", what=outcome.crash)
+        return session.status_changes(Status("error", f"{text} {words('st_kept')}"))
+    with session.lock:
+        session.status = READY
+        before = session.shown
+        session.shown = shown.open_run(outcome.comparison, "live", seconds=outcome.seconds, measured=measured, beside=before.beside)
+        if len(before.policy.layers) == len(session.shown.policy.layers):  # stay where the reader looks
+            session.shown = shown.at_layer(session.shown, before.layer)
+        session.shown = shown.plan(session.shown, *session.wanted)  # the controls may have moved meanwhile
+        return session.changes()
+
+
+def stop(session: Session) -> Changes:
+    """Ask the run under way to end; nothing of it is kept."""
+    session.stop.set()
+    return session.status_changes(Status("running", session.words("st_stopping"))) if session.running else {}

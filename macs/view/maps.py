@@ -1,0 +1,121 @@
+"""Maps over the picture: what each patch counts, and what each patch lost. Cells lie exactly where the model saw them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from macs.trace import DROPPED, KEPT, REROUTED, Trace
+from macs.view.markup import FATE_CLASS, esc, heading, num, segments, short
+from macs.view.shown import Shown
+from macs.view.words import Words
+
+MAX_WINDOWS = 1024  # more patches than this are too small for windows; colour then
+MAX_STRIPS = 4  # slots drawn side by side; above it the lost share fills the patch
+KEY = (0.1, 0.25, 0.5, 1.0)  # weights in the map's key
+KEY_SIDE = 23  # pixels of the key's largest square
+
+
+def weights(shown: Shown, words: Words) -> str:
+    """Return the weight map: every patch opens a centred square of area w on the photograph."""
+    trace, layer = shown.policy, shown.layers[2]
+    visual_T = trace.tokens.visual_T & trace.tokens.valid_T
+    if not (shown.pictures and visual_T.any()):
+        return heading(words("weights_t")) + _empty(words)
+    w_T = layer.decision.token_weight_T
+    mode = "windows" if visual_T.sum() <= MAX_WINDOWS else "colour"
+    options = ((m, words(m)) for m in ("windows", "colour"))
+    entropy_T = trace.entropy(trace.policy.entropy_source, layer)
+
+    def cell(t: int) -> str:
+        row, column = trace.tokens.position_T2[t]
+        label = words("patch_alt", r=row, c=column, w=num(w_T[t]), h=num(entropy_T[t]))
+        return f'<button type="button" class="pc" data-token="{t}" tabindex="-1" style="{_box(trace, t)};--w:{w_T[t]:.3f}" aria-label="{esc(label)}"></button>'
+
+    total = words("weights_sum", n=int(visual_T.sum()), s=num(w_T[visual_T].sum(), 1), r=num(layer.decision.visual_ratio))
+    notes = [words("weights_s"), total]
+    if trace.policy.load == "tokens":
+        notes.insert(0, words("weights_all_one", name=words.policy(trace.policy.preset)))
+    key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
+    return (
+        heading(words("weights_t"), segments("map", options, mode, words("weights_t")))
+        + _maps(shown, lambda i: "".join(cell(t) for t in np.nonzero(visual_T & (trace.tokens.image_T == i))[0]), "wmap", words("map_alt"))
+        + f'<div class="keyw"><span>w</span>{key}</div><p class="fn">{esc(" ".join(notes))}</p>'
+    )
+
+
+def losses(shown: Shown, words: Words) -> str:
+    """Return both loss maps, the baseline's beside the policy's, and what was lost in numbers."""
+    top_k = shown.policy.top_k
+    strips = "fates_s2" if top_k == 2 else "fates_s" if top_k <= MAX_STRIPS else "fates_share"
+    aside = f"<small>{esc(words(strips, k=top_k, last=top_k - 1))}</small>" if shown.pictures else ""
+    halves = "".join(_loss(trace, shown, words) for trace in (shown.base, shown.policy))
+    return heading(words("lost_t", l=shown.number), aside) + f'<div class="pairm">{halves}</div>'
+
+
+def _loss(trace: Trace, shown: Shown, words: Words) -> str:
+    layer, tokens = trace.layers[shown.layer], trace.tokens
+    status_TK = layer.decision.status_TC[:, : trace.top_k]
+    lost_TK = np.isin(status_TK, (DROPPED, REROUTED)) & (tokens.visual_T & tokens.valid_T)[:, None]
+
+    def strip(t: int) -> str:
+        return _strips(trace, t, status_TK[t])
+
+    caption = loss_text(trace, shown.layer, words)
+    name = words.policy(trace.policy.preset)
+    if not (shown.pictures and tokens.visual_T.any()):
+        picture = _empty(words)
+    else:
+        lost_T = lost_TK.any(1)
+        picture = _maps(shown, lambda i: "".join(strip(t) for t in np.nonzero(lost_T & (tokens.image_T == i))[0]), "fate", name)
+    return f'<div data-trace="{"policy" if trace is shown.policy else "base"}"><h3>{esc(name)}</h3>{picture}{caption}</div>'
+
+
+def loss_text(trace: Trace, index: int, words: Words) -> str:
+    """Return what the layer lost: pairs dropped, whose, how much they count, and tokens that lost every expert."""
+    layer = trace.layers[index]
+    dropped_TK = layer.decision.status_TC[:, : trace.top_k] == DROPPED
+    count = int(dropped_TK.sum())
+    if not count:
+        return f"<p>{words.html('lost_none')}</p>"
+    weight = float((layer.decision.token_weight_T * dropped_TK.sum(1)).sum() / count)
+    visual = int(dropped_TK[trace.tokens.visual_T].sum())
+    gone = layer.lost_every_expert()
+    parts = [words.html("lost_dropped", n=count, w=num(weight)), words.html("lost_split", v=visual, t=count - visual)]
+    return f"<p>{', '.join(parts)}<br>{words.html('lost_all_1' if gone == 1 else 'lost_all', n=gone)}</p>"
+
+
+def _strips(trace: Trace, t: int, status_K: np.ndarray) -> str:
+    x0, y0, x1, y1 = (float(v) for v in trace.tokens.cell_T4[t])
+    lost = [s for s in range(len(status_K)) if status_K[s] != KEPT]
+    if len(status_K) > MAX_STRIPS:
+        share = len(lost) / len(status_K)
+        kind = DROPPED if any(status_K[s] == DROPPED for s in lost) else REROUTED
+        return _strip(t, kind, x0, y1 - share * (y1 - y0), x1 - x0, share * (y1 - y0))
+    width = (x1 - x0) / len(status_K)
+    return "".join(_strip(t, int(status_K[s]), x0 + s * width, y0, width, y1 - y0) for s in lost)
+
+
+def _strip(t: int, status: int, x: float, y: float, width: float, height: float) -> str:
+    return f'<i class="{FATE_CLASS[status]}" data-token="{t}" style="{_place(x, y, width, height)}"></i>'
+
+
+def _box(trace: Trace, t: int) -> str:
+    x0, y0, x1, y1 = (float(v) for v in trace.tokens.cell_T4[t])
+    return _place(x0, y0, x1 - x0, y1 - y0)
+
+
+def _place(x: float, y: float, width: float, height: float) -> str:
+    return f"--x:{x:.5g};--y:{y:.5g};--cw:{width:.5g};--ch:{height:.5g}"
+
+
+def _maps(shown: Shown, cells, kind: str, label: str) -> str:
+    role = 'role="group" data-rove="grid"' if kind == "wmap" else 'role="img"'
+    return "".join(
+        f'<div class="map {kind}" style="aspect-ratio:{p.width}/{p.height};--photo:var(--picture-{i})"><span class="photo"></span>'
+        f'<div class="cells" {role} aria-label="{esc(label)}">{cells(i)}</div></div>'
+        for i, p in enumerate(shown.pictures)
+    )
+
+
+def _empty(words: Words) -> str:
+    return f'<div class="map empty">{esc(words("empty_map"))}</div>'

@@ -1,0 +1,142 @@
+"""The page: its layout from top to bottom. What happens at each event is in ``handlers``; the wiring in ``page_events``."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Sequence
+
+import gradio as gr
+
+from macs.engine.base import Engine
+from macs.view import page_events, shown
+from macs.view.examples import Example
+from macs.view.markup import esc
+from macs.view.page_fields import PictureInput, build
+from macs.view.session import Session, render
+from macs.view.settings import FIELDS, PANEL, SLIDERS, divisors, values_of
+from macs.view.words import LANGUAGES, Words
+
+HERE = Path(__file__).parent
+KEEP_UPLOADS = 3600  # seconds; gradio then deletes uploaded files
+SEND = ("layer", "focus", "cell", "example", "language")  # events that page.js sends to Python
+
+
+@dataclass
+class Parts:
+    """The components that events read and write."""
+
+    session: gr.State
+    bus: gr.HTML
+    regions: dict[str, gr.HTML]
+    controls: dict[str, gr.components.Component]  # by field name, in the order of FIELDS
+    beside: gr.Radio
+    picture: gr.Image
+    prompt: gr.Textbox
+    run: gr.Button
+    stop: gr.Button
+    examples: gr.HTML
+    reset: gr.Button
+
+
+def launch_options() -> dict[str, Any]:
+    """Return what belongs to ``launch``: theme, style, script, and no server-side rendering."""
+    fonts = [gr.themes.Font(name) for name in ("Inter", "Segoe UI", "system-ui", "sans-serif")]
+    theme = gr.themes.Base(font=fonts, font_mono=[gr.themes.Font("ui-monospace"), gr.themes.Font("monospace")])
+    return {"theme": theme, "css": (HERE / "page.css").read_text("utf-8"), "js": (HERE / "page.js").read_text("utf-8"), "ssr_mode": False}
+
+
+def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
+    """Return the page over ``engine``, with the first example on the screen; raises ValueError if it cannot be read."""
+    words = Words(LANGUAGES[0])
+    first = shown.open_run(examples[0].load(), "recorded")
+    regions = render(first, words)
+    with gr.Blocks(title=words("title"), delete_cache=(KEEP_UPLOADS, KEEP_UPLOADS), fill_width=True, analytics_enabled=False) as page:
+        session = gr.State(Session(first, example=examples[0].name, sent=regions))
+        html = {name: gr.HTML(value, elem_id=name, render=False) for name, value in regions.items()}
+        values = values_of(*shown.settings_of(first.run))
+        sizes = divisors(first.policy.num_experts)
+        with gr.Column(elem_id="page"):
+            bus = gr.HTML("", elem_id="bus", js_on_load=_bus_script())
+            html["picture"].render()
+            html["header"].render()
+            with gr.Row(elem_id="main"):
+                with gr.Column(elem_id="left"):
+                    left = _input(examples, html, words)
+                with gr.Column(elem_id="right"):
+                    controls, beside, reset = _right(html, values, sizes, words)
+            html["selection"].render()
+            with gr.Row(elem_id="figures"):
+                html["heat"].render()
+        parts = Parts(session, bus, html, controls, beside, **left, reset=reset)
+        page_events.wire(page, parts, engine, examples)
+    return page
+
+
+def _bus_script() -> str:
+    """Return the script that turns page.js's document events into gradio's."""
+    return "\n".join(f"document.addEventListener('macs-{name}', (event) => trigger('{name}', event.detail));" for name in SEND)
+
+
+def _input(examples: Sequence[Example], html: dict[str, gr.HTML], words: Words) -> dict[str, Any]:
+    first = examples[0]
+    with gr.Row(elem_id="input"):
+        picture = PictureInput(
+            value=first.picture,
+            type="filepath",
+            format="png",
+            image_mode=None,
+            sources=["upload", "clipboard"],
+            height=112,
+            elem_id="upload",
+            label=words("image"),
+            placeholder=words("drop_image"),
+            buttons=[],
+            interactive=True,
+        )
+        with gr.Column(elem_id="ask"):
+            prompt = gr.Textbox(value=first.prompt, lines=2, max_lines=4, label=words("prompt"), elem_id="prompt", container=False)
+            with gr.Row(elem_id="go"):
+                run = gr.Button(words("run"), variant="primary", elem_id="run")
+                stop = gr.Button(words("stop"), interactive=False, elem_id="stop")
+    strip = gr.HTML(example_strip(examples, first.name, words), elem_id="examples")
+    html["status"].render()
+    html["weights"].render()
+    html["losses"].render()
+    return {"picture": picture, "prompt": prompt, "run": run, "stop": stop, "examples": strip}
+
+
+def _right(html: dict[str, gr.HTML], values: dict[str, Any], sizes: tuple[int, ...], words: Words):
+    controls = {}
+    with gr.Row(elem_id="controls"):
+        with gr.Row(elem_id="sliders"):
+            for field in SLIDERS:
+                controls[field.name] = build(field, values[field.name], words, sizes)
+        with gr.Row(elem_id="options"):
+            beside = gr.Radio(page_events.beside_choices(words), value=shown.BASELINES[0], label=page_events.beside_label(values, words), elem_id="beside", elem_classes="seg-radio")
+            html["picker"].render()
+    with gr.Column(elem_id="settings"):
+        for field in PANEL:
+            controls[field.name] = build(field, values[field.name], words, sizes)
+        reset = gr.Button(words("set_reset"), elem_id="reset", size="sm")
+    for name in ("findings", "ledger", "queues"):
+        html[name].render()
+    assert list(controls) == [field.name for field in FIELDS]
+    return controls, beside, reset
+
+
+def example_strip(examples: Sequence[Example], current: str, words: Words) -> str:
+    """Return the example buttons; the one on the screen is pressed."""
+    buttons = "".join(
+        f'<button type="button" class="e" data-send="example" data-value="{i}" aria-pressed="{str(example.name == current).lower()}" '
+        f'title="{esc(example.prompt)}" aria-label="{esc(example.prompt)}">{_thumbnail(example)}</button>'
+        for i, example in enumerate(examples)
+    )
+    return f'<div class="exs"><small>{esc(words("examples"))}</small>{buttons}</div>'
+
+
+def _thumbnail(example: Example) -> str:
+    if example.picture is None:
+        return "<span>T</span>"
+    return f'<img src="data:image/png;base64,{base64.b64encode(example.thumbnail()).decode("ascii")}" alt="">'

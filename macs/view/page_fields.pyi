@@ -1,0 +1,54 @@
+"""The page's controls, built from the table in ``settings``, and their texts in either language."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from macs.view.settings import FIELDS, Field
+from macs.view.words import Words
+
+from gradio.events import Dependency
+
+class PictureInput(gr.Image):
+    """gr.Image that hands the file over unread: the intake says in one sentence what is wrong with it."""
+
+    is_template = True  # gradio draws it as its parent
+
+    def preprocess(self, payload: Any) -> str | None:
+        return None if payload is None else payload.path
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from gradio.blocks import Block
+    if TYPE_CHECKING:
+        from gradio.components import Timer
+        from gradio.components.base import Component
+
+
+def build(field: Field, value: Any, words: Words, ep_sizes: tuple[int, ...]) -> gr.components.Component:
+    """Return the control of one field."""
+    common = {"label": words(field.word), "value": value, "elem_id": f"set-{field.name}", "interactive": True}
+    if field.kind == "choice":
+        return gr.Radio(choices=_choices(field, words, ep_sizes), info=words(f"{field.word}_i"), elem_classes="seg-radio", **common)
+    if field.kind == "number":
+        step = {"precision": 0} if field.step == 1 else {}
+        return gr.Number(info=words(f"{field.word}_i"), **step, **common)
+    info = {} if field.name in ("delta", "gamma") else {"info": words(f"{field.word}_i")}
+    return gr.Slider(field.low, field.high, step=field.step, **info, **common)
+
+
+def _choices(field: Field, words: Words, ep_sizes: tuple[int, ...]) -> list[tuple[str, Any]]:
+    return [(str(size), size) for size in ep_sizes] if field.name == "ep_size" else field.choices(words)
+
+
+def relabel(words: Words, ep_sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return the update of every control's texts."""
+    updates = []
+    for field in FIELDS:
+        update = {"label": words(field.word)}
+        if field.name not in ("delta", "gamma"):
+            update["info"] = words(f"{field.word}_i")
+        if field.kind == "choice":
+            update["choices"] = _choices(field, words, ep_sizes)
+        updates.append(gr.update(**update))
+    return updates

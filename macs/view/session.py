@@ -1,0 +1,72 @@
+"""What one browser tab owns between events: the page's content, its language, and the run it has started."""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable
+
+from macs.config import Policy
+from macs.view import findings, header, heat, ledger, maps, picker, picture, queues, selection
+from macs.view.header import READY, Status
+from macs.view.shown import Shown
+from macs.view.words import LANGUAGES, Words
+
+# Region -> markup; the page has one component for each, and sends only those that changed.
+REGIONS: dict[str, Callable[[Shown, Words], str]] = {
+    "picture": lambda shown, words: picture.style(shown.pictures),
+    "picker": picker.render,
+    "findings": findings.render,
+    "ledger": ledger.render,
+    "weights": maps.weights,
+    "losses": maps.losses,
+    "queues": queues.render,
+    "selection": selection.render,
+    "heat": heat.render,
+}
+STATUS_REGIONS: dict[str, Callable[[Shown, Words, Status], str]] = {"header": header.header, "status": header.status_line}
+ALL = (*STATUS_REGIONS, *REGIONS)
+
+
+class Session:
+    """Mutable, one per tab; its lock makes events that overlap (a slider, a click) apply one after the other."""
+
+    def __init__(self, shown: Shown, *, example: str = "", sent: dict[str, str] | None = None) -> None:
+        self.shown = shown
+        self.example = example  # name of the one on the screen
+        self.lang = LANGUAGES[0]
+        self.status = READY
+        self.sent = dict(sent or {})  # what the tab last got, region by region
+        self.wanted: tuple[Policy, str, int] | None = None  # the controls' settings, when they were last seen
+        self.stop = threading.Event()
+        self.running = False
+        self.lock = threading.RLock()
+
+    def __deepcopy__(self, memo: dict) -> Session:
+        """Return a new tab's session: gradio copies the first one for each; the content is immutable and shared."""
+        return Session(self.shown, example=self.example, sent=self.sent)
+
+    @property
+    def words(self) -> Words:
+        return Words(self.lang)
+
+    def changes(self) -> dict[str, str]:
+        """Return the regions whose markup is not what the tab already has; call with the lock held."""
+        new = render(self.shown, self.words, self.status)
+        changed = {name: html for name, html in new.items() if self.sent.get(name) != html}
+        self.sent = new
+        return changed
+
+    def status_changes(self, status: Status) -> dict[str, str]:
+        """Return header and status line under a new status, the only regions that a run in progress touches."""
+        with self.lock:
+            self.status = status
+            new = {name: view(self.shown, self.words, status) for name, view in STATUS_REGIONS.items()}
+            changed = {name: html for name, html in new.items() if self.sent.get(name) != html}
+            self.sent.update(new)
+            return changed
+
+
+def render(shown: Shown, words: Words, status: Status = READY) -> dict[str, str]:
+    """Return every region's markup."""
+    regions = {name: view(shown, words) for name, view in REGIONS.items()}
+    return {name: view(shown, words, status) for name, view in STATUS_REGIONS.items()} | regions
