@@ -78,10 +78,10 @@ def test_vanilla_is_bit_identical_to_the_untouched_model(case, implementation):
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "vanilla"])
-def test_room_for_all_changes_no_bit_unless_pairs_are_added(qwen, name):
-    with apply(qwen.model, name, gamma=1e3, ep_size=2):
-        changed = logits(qwen.model, qwen.batch)
-    assert torch.equal(changed, logits(qwen.model, qwen.batch)) == (name != "expanded_drop")
+def test_room_for_all_changes_no_bit_unless_pairs_are_added(case, name):
+    with apply(case.model, name, gamma=1e3, ep_size=2):
+        changed = logits(case.model, case.batch)
+    assert torch.equal(changed, logits(case.model, case.batch)) == (name != "expanded_drop")
 
 
 def test_dropped_pairs_add_exactly_nothing_and_the_rest_their_share(case, implementation):
@@ -313,6 +313,38 @@ def test_generate_without_a_cache_is_one_prefill_after_another(qwen):
     with apply(qwen.model, "macs", **TIGHT) as run:
         qwen.model.generate(**prompts(2), max_new_tokens=3, min_new_tokens=3, do_sample=False, use_cache=False)
     assert run.decode_steps == 0 and len(run.trace.tokens) == 2 * 14
+
+
+def test_beams_show_the_same_image_to_every_sequence(qwen):
+    for inputs in (qwen.batch, None):
+        with apply(qwen.model, "macs", inputs=inputs, **TIGHT) as run:
+            qwen.model.generate(**qwen.batch, num_beams=3, max_new_tokens=4, do_sample=False)
+        tokens = run.trace.tokens
+        assert run.trace.grids == ((3, 4),) and tokens.sequence_T.max() == 2 and tokens.visual_T.sum() == 3 * 12
+        assert (tokens.position_T2.reshape(3, -1) == tokens.position_T2.reshape(3, -1)[0]).all()
+
+
+def test_a_language_model_without_vision_is_scheduled_too():
+    model = tiny.text_only()
+    with apply(model, "macs", **TIGHT) as run:
+        model.generate(**prompts(2), max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    assert run.decode_steps == 2 and len(run.trace.layers) == 3 and run.trace.layers[0].dropped > 0
+
+
+def test_a_pass_that_keeps_gradients_is_recorded_like_any_other(qwen):
+    with apply(qwen.model, "macs", **TIGHT) as run:
+        qwen.model(**qwen.batch)
+    with apply(qwen.model, "macs", **TIGHT) as other:
+        logits(qwen.model, qwen.batch)
+    assert same(run.trace.layers[0].decision, other.trace.layers[0].decision)
+
+
+def test_a_call_that_hides_padding_or_ids_is_refused(qwen):
+    embeds = {"inputs_embeds": torch.zeros(1, 4, tiny.HIDDEN)}
+    with pytest.raises(ValueError, match="without input_ids"), apply(qwen.model, "macs"):
+        logits(qwen.model, embeds)
+    with pytest.raises(ValueError, match="not \\[batch, tokens\\]"), apply(qwen.model, "macs"):
+        qwen.model.generate(**prompts(1), cache_implementation="static", max_new_tokens=2)
 
 
 def hooks_on(model):

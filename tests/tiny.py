@@ -118,6 +118,11 @@ def gemma(seed: int = 3) -> Any:
     return _randomised(hf.Gemma4ForConditionalGeneration(config), seed)
 
 
+def text_only(seed: int = 4) -> Any:
+    """Qwen3-MoE, a language model that knows no images."""
+    return _randomised(hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**_TEXT, num_experts=EXPERTS, num_experts_per_tok=TOP_K)), seed)
+
+
 @dataclass(frozen=True)
 class Case:
     """A model and one batch for it, with the number of visual tokens and the decoder layers that are MoE."""

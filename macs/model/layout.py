@@ -20,8 +20,12 @@ def lay_out(ids_BS: np.ndarray, valid_BS: np.ndarray, anatomy: Anatomy, grids: M
     """Return the tokens of a batch with empty texts; ``grids`` holds those of each visual token id, in batch order.
 
     Without grids of an id, each unbroken run of it is one image whose cells are unknown (NaN). A video's frames
-    count as images. Raises ValueError if the grids do not add up to the visual tokens.
+    count as images; a sequence that ``generate`` repeats, as for beams, shows the same image each time. Raises
+    ValueError if the grids do not add up to the visual tokens.
     """
+    times = _repeats(ids_BS, anatomy, grids)
+    if times > 1:
+        return _repeated(lay_out(ids_BS[::times], valid_BS[::times], anatomy, grids), ids_BS, times)
     id_T, valid_T = ids_BS.reshape(-1).astype(np.int64), valid_BS.reshape(-1)
     visual_T = np.isin(id_T, anatomy.visual_tokens) & valid_T
     image_T = np.full(len(id_T), -1, np.int64)
@@ -49,6 +53,24 @@ def lay_out(ids_BS: np.ndarray, valid_BS: np.ndarray, anatomy: Anatomy, grids: M
         cell_T4=cell_T4,
         position_T2=position_T2,
     )
+
+
+def _repeats(ids_BS: np.ndarray, anatomy: Anatomy, grids: Mapping[int, list[Grid]]) -> int:
+    """Return how many times in a row each sequence of the processor's batch stands here, from what the grids add up to."""
+    cells = sum(rows * columns for of_token in grids.values() for rows, columns in of_token)
+    times, rest = divmod(int(np.isin(ids_BS, list(grids)).sum()), cells) if cells else (1, 0)
+    if rest or times < 2 or len(ids_BS) % times:
+        return 1
+    return times if (ids_BS == ids_BS[::times].repeat(times, 0)).all() else 1
+
+
+def _repeated(once: Tokens, ids_BS: np.ndarray, times: int) -> Tokens:
+    def repeat(value: np.ndarray) -> np.ndarray:
+        return value.reshape(-1, ids_BS.shape[1], *value.shape[1:]).repeat(times, 0).reshape(-1, *value.shape[1:])
+
+    arrays = {name: repeat(getattr(once, name)) for name in ("id_T", "visual_T", "valid_T", "image_T", "cell_T4", "position_T2")}
+    sequence_T = np.repeat(np.arange(len(ids_BS)), ids_BS.shape[1])
+    return Tokens(**arrays, text_T=("",) * ids_BS.size, sequence_T=sequence_T)
 
 
 def _runs(kind_BS: np.ndarray) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ class LayerRecord:
     index: int
     scores_TN: Tensor
     expert_TK: Tensor
-    weight_TK: Tensor
+    weight_TK: Tensor  # without the scale per expert that a family may multiply by afterwards
     entropy_T: Tensor
     modality_N: Tensor
     decision: Assignment

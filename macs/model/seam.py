@@ -52,7 +52,8 @@ def apply(
 
     Decode steps (one new token per sequence after a filled cache) stay as the router made them unless ``phase="all"``.
     Only forward passes of the thread that entered are changed and recorded; of nested uses on one model the innermost.
-    Raises ValueError if the model has nothing to schedule, or on a bad policy, ep_size or modality.
+    For inference: no gradient flows through a changed routing weight. Raises ValueError if the model has nothing to
+    schedule, or on a bad policy, ep_size or modality.
     """
     policy = policy.with_(**fields) if isinstance(policy, Policy) else preset(policy, **fields)
     anatomy = dissect(model)
@@ -164,18 +165,18 @@ class _Session:
         hidden_TD, expert_TK, weight_TK = args
         if len(expert_TK) != len(self._pass.tokens):
             raise ValueError(f"Layer {layer.index} was given {len(expert_TK)} of {len(self._pass.tokens)} tokens; this model is not supported.")
-        record, scale_N = self._decide(layer, hidden_TD, expert_TK, weight_TK), self._scale(layer)
+        record = self._decide(layer, hidden_TD, expert_TK, weight_TK)
         self._pass.layers.append(record)
         if self._policy.overflow == "none":
             return None
-        decided_TC = record.decision.weight_TC
-        if scale_N is not None:
-            decided_TC = decided_TC * torch.cat([scale_N, scale_N.new_zeros(1)])[record.decision.expert_TC]
-        return hidden_TD, record.decision.expert_TC.to(expert_TK.dtype), decided_TC.to(weight_TK.dtype)
+        weight_TC = self._scaled(layer, record, weight_TK)
+        return hidden_TD, record.decision.expert_TC.to(expert_TK.dtype), weight_TC.to(weight_TK.dtype)
 
+    @torch.no_grad()
     def _decide(self, layer: MoeLayer, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> LayerRecord:
         """Return the record of one layer with the policy's decision, all in float32; the clock covers what serving needs."""
         at, first_TN, self._first_TN = self._pass, self._first_TN, None
+        weight_TK = weight_TK.detach()
         scale_N = self._scale(layer)
         if scale_N is not None:
             weight_TK = weight_TK.float() / scale_N[expert_TK]
@@ -199,6 +200,17 @@ class _Session:
                 router_normalizes=reading.normalizes,
             )
         return LayerRecord(layer.index, scores_TN, expert_TK, weight_TK, entropy_T, modality_N, decision, {"schedule": clock})
+
+    def _scaled(self, layer: MoeLayer, record: LayerRecord, weight_TK: Tensor) -> Tensor:
+        """Return the decided weights times the scale of the expert that executes the pair; the router's own bits where unchanged."""
+        decision, scale_N = record.decision, self._scale(layer)
+        if scale_N is None:
+            return decision.weight_TC
+        weight_TC = decision.weight_TC * torch.cat([scale_N, scale_N.new_zeros(1)])[decision.expert_TC]
+        slots = slice(0, weight_TK.shape[1])
+        same_TK = (decision.expert_TC[:, slots] == record.expert_TK) & (decision.weight_TC[:, slots] == record.weight_TK)
+        weight_TC[:, slots] = torch.where(same_TK, weight_TK.float(), weight_TC[:, slots])
+        return weight_TC
 
     def _scale(self, layer: MoeLayer) -> Tensor | None:
         name = self.anatomy.family.weight_scale
