@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from macs.core.checks import INTEGERS, kind_of
+
 NORMALIZE = ("image", "batch")
 
 
@@ -14,7 +16,7 @@ def feature_entropy(features_TD: Tensor) -> Tensor:
     Half precisions are widened to float32. ``entr`` takes 0 ln 0 as 0, so a one-hot distribution has H = 0.
     """
     if features_TD.ndim != 2 or not features_TD.is_floating_point():
-        raise ValueError(f"features_TD is {_kind(features_TD)}; pass floating features [tokens, width].")
+        raise ValueError(f"features_TD is {kind_of(features_TD)}; pass floating features [tokens, width].")
     wide = torch.promote_types(features_TD.dtype, torch.float32)
     p_TD = torch.softmax(features_TD, dim=-1, dtype=wide)
     return torch.special.entr(p_TD).sum(-1).clamp_min(0.0)
@@ -29,9 +31,12 @@ def token_weights(entropy_T: Tensor, image_T: Tensor, *, delta: float, eps: floa
     Raises ValueError on a bad shape or choice and, on a CPU, on a visual token whose entropy is not finite.
     """
     visual_T = _checked_visual(entropy_T, image_T, normalize)
+    wide = torch.promote_types(entropy_T.dtype, torch.float32)
+    if len(entropy_T) == 0:
+        return entropy_T.to(wide)
     group_T = image_T if normalize == "image" else torch.where(visual_T, 0, -1)
-    count = 1 if normalize == "batch" else _image_count(image_T)
-    member_IT = group_T == torch.arange(count, device=image_T.device)[:, None]
+    count = int(group_T.max()) + 1  # makes the host wait for an accelerator: once a forward, or as often as H is taken
+    member_IT = group_T == torch.arange(count, device=group_T.device)[:, None]
     entropy64_T = torch.where(visual_T, entropy_T.double(), 0.0)
 
     def of_group(value_I: Tensor) -> Tensor:
@@ -41,32 +46,23 @@ def token_weights(entropy_T: Tensor, image_T: Tensor, *, delta: float, eps: floa
         return torch.where(member_IT, value_T, 0.0).sum(1) / member_IT.sum(1).clamp_min(1)
 
     # Measured from the group's least entropy, equal entropies are exactly 0, and so are their mean and deviation.
-    least_I = torch.where(member_IT, entropy64_T, torch.inf).amin(1) if count and len(entropy_T) else entropy64_T[:0]
+    least_I = torch.where(member_IT, entropy64_T, torch.inf).amin(1)
     above_T = torch.where(visual_T, entropy64_T - of_group(least_I), 0.0)
     centred_T = above_T - of_group(mean_I(above_T))
     deviation_T = of_group(mean_I(centred_T.square()).sqrt())
     weight_T = torch.sigmoid(-delta * centred_T / (deviation_T + eps))
-    return torch.where(visual_T, weight_T, 1.0).to(torch.promote_types(entropy_T.dtype, torch.float32))
+    return torch.where(visual_T, weight_T, 1.0).to(wide)
 
 
 def _checked_visual(entropy_T: Tensor, image_T: Tensor, normalize: str) -> Tensor:
     if normalize not in NORMALIZE:
         raise ValueError(f"normalize is {normalize!r}; use one of {', '.join(NORMALIZE)}.")
     if entropy_T.ndim != 1 or not entropy_T.is_floating_point():
-        raise ValueError(f"entropy_T is {_kind(entropy_T)}; pass one floating entropy per token.")
-    if image_T.shape != entropy_T.shape or image_T.is_floating_point():
-        raise ValueError(f"image_T is {_kind(image_T)}; pass one image number per token, {len(entropy_T)} in all.")
+        raise ValueError(f"entropy_T is {kind_of(entropy_T)}; pass one floating entropy per token.")
+    if image_T.shape != entropy_T.shape or image_T.dtype not in INTEGERS:
+        raise ValueError(f"image_T is {kind_of(image_T)}; pass one image number per token, {len(entropy_T)} in all.")
     visual_T = image_T >= 0
     if entropy_T.device.type == "cpu" and not torch.isfinite(entropy_T[visual_T]).all():
         token = int(torch.nonzero(visual_T & ~torch.isfinite(entropy_T))[0, 0])
         raise ValueError(f"The entropy of visual token {token} is {float(entropy_T[token])}; its features must be finite.")
     return visual_T
-
-
-def _image_count(image_T: Tensor) -> int:
-    """Number of images; reading it is the one host sync here (once a forward, or a layer with entropy_source="layer")."""
-    return int(image_T.max()) + 1 if len(image_T) else 0
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"

@@ -98,9 +98,10 @@ def schedule(
     if policy.overflow == "none":
         executed_TC = pairs.expert_TC
     else:
-        value_T = token_weight_T.double() if policy.load == "entropy" else torch.ones_like(capacity_N[:1])
-        units_T = effective_T if policy.load == "entropy" else torch.full_like(effective_T, ONE)
-        priority_TC = pairs.score_TC * (value_T[:, None] if policy.priority == "weighted_score" else 1.0)
+        by_entropy = policy.load == "entropy"
+        units_T = effective_T if by_entropy else torch.full_like(effective_T, ONE)
+        weighted = by_entropy and policy.priority == "weighted_score"  # a load of 1 changes no priority
+        priority_TC = pairs.score_TC * token_weight_T.double()[:, None] if weighted else pairs.score_TC
         executed_TC = _executed(pairs, priority_TC, units_T, capacity_N, scores_TN, policy, ep_size)
     weight_TC = _weights(pairs, executed_TC, scores_TN)
     if policy.renormalize == "always" or (policy.renormalize == "router" and router_normalizes):
