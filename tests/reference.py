@@ -81,7 +81,8 @@ def schedule(scores, experts, weights, w, visual, valid, *, policy, ep_size, mod
     if policy["renormalize"] == "always" or (policy["renormalize"] == "router" and router_normalizes):
         for t in real:
             left = math.fsum(weight_of.get((t, k), 0.0) for k in range(columns))
-            changed = any(status.get((t, k)) != KEPT for k in range(top_k)) or any((t, k) in status for k in range(top_k, columns))
+            lost = any(status.get((t, k)) != KEPT for k in range(top_k))
+            changed = lost or any((t, k) in status for k in range(top_k, columns))
             if left > 0 and changed:
                 for k in range(columns):
                     if (t, k) in weight_of:

@@ -32,7 +32,7 @@ def policies(draw) -> Policy:
     )
 
 
-def layer(*, seed: int, shape: tuple[int, int], top_k: int, content: str, router: str, dtype: torch.dtype, policy: Policy) -> dict:
+def layer(*, seed: int, shape: tuple, top_k: int, content: str, router: str, dtype: torch.dtype, policy: Policy) -> dict:
     """Return the arguments of `schedule` for one random layer."""
     chance = random.Random(seed)
     num_experts, ep_size = shape
@@ -76,9 +76,9 @@ def router_row(chance: random.Random, router: str, num_experts: int) -> list[flo
 
 
 def expected_of(call: dict) -> dict:
-    plain = {name: call[name].tolist() for name in ("scores_TN", "expert_TK", "weight_TK", "token_weight_T", "visual_T", "valid_T")}
+    names = ("scores_TN", "expert_TK", "weight_TK", "token_weight_T", "visual_T", "valid_T")
     return reference.schedule(
-        *plain.values(),
+        *(call[name].tolist() for name in names),
         policy=call["policy"].to_dict(),
         ep_size=call["ep_size"],
         modality=call["modality_N"].tolist(),

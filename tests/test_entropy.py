@@ -38,7 +38,8 @@ def test_c25_entropy_of_one_hot_and_of_flat_features(dtype: torch.dtype) -> None
 @pytest.mark.parametrize("entropies", [[0.7], [0.1, 0.1, 0.1], [0.0, 0.0]])
 def test_c25_one_visual_token_or_equal_entropies_weigh_exactly_half(entropies: list, delta: float, normalize: str) -> None:
     for dtype in (torch.float32, torch.float64):
-        w_T = token_weights(torch.tensor([9.0, *entropies], dtype=dtype), torch.tensor([-1] + [0] * len(entropies)), delta=delta, eps=1e-12, normalize=normalize)  # fmt: skip
+        entropy_T, image_T = torch.tensor([9.0, *entropies], dtype=dtype), torch.tensor([-1] + [0] * len(entropies))
+        w_T = token_weights(entropy_T, image_T, delta=delta, eps=1e-12, normalize=normalize)
         assert w_T.tolist() == [1.0] + [0.5] * len(entropies)
 
 

@@ -41,7 +41,8 @@ def check_values(scores_TN, expert_TK, weight_TK, token_weight_T, valid_T) -> No
     layer, so there the caller checks what it recorded. Ids stay in range until then, whatever the scores are.
     """
     _require((scores_TN.amin(-1) >= 0) & (scores_TN.amax(-1) < torch.inf), valid_T, "router scores", "finite and not negative")
-    _require(((expert_TK >= 0) & (expert_TK < scores_TN.shape[1])).all(-1), valid_T, "expert ids", f"from 0 to {scores_TN.shape[1] - 1}")
+    last = scores_TN.shape[1] - 1
+    _require(((expert_TK >= 0) & (expert_TK <= last)).all(-1), valid_T, "expert ids", f"from 0 to {last}")
     _require(torch.isfinite(weight_TK).all(-1), valid_T, "routing weights", "finite")
     _require((token_weight_T >= 0) & (token_weight_T <= 1), valid_T, "load weight", "from 0 to 1")
 

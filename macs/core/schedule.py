@@ -85,24 +85,11 @@ def schedule(
     visual_ratio = from_units(effective_T.masked_fill(~visual_T, 0).sum()) / load.clamp_min(1 / ONE)
     if modality_N is None:
         modality_N = torch.zeros(num_experts)
-    capacity_N = capacities(
-        policy,
-        tokens=valid_T.sum(),
-        load=load,
-        visual_ratio=visual_ratio,
-        top_k=top_k,
-        modality_N=modality_N.to(scores_TN.device),
-    )
+    amounts = {"tokens": valid_T.sum(), "load": load, "visual_ratio": visual_ratio, "top_k": top_k}
+    capacity_N = capacities(policy, **amounts, modality_N=modality_N.to(scores_TN.device))
     routed = _routed_pairs(scores_TN, expert_TK, weight_TK, valid_T)
     pairs = _with_extras(routed, scores_TN, valid_T, ep_size) if policy.overflow == "expand" else routed
-    if policy.overflow == "none":
-        executed_TC = pairs.expert_TC
-    else:
-        by_entropy = policy.load == "entropy"
-        units_T = effective_T if by_entropy else torch.full_like(effective_T, ONE)
-        weighted = by_entropy and policy.priority == "weighted_score"  # a load of 1 changes no priority
-        priority_TC = pairs.score_TC * token_weight_T.double()[:, None] if weighted else pairs.score_TC
-        executed_TC = _executed(pairs, priority_TC, units_T, capacity_N, scores_TN, policy, ep_size)
+    executed_TC = _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy, ep_size)
     weight_TC = _weights(pairs, executed_TC, scores_TN)
     if policy.renormalize == "always" or (policy.renormalize == "router" and router_normalizes):
         weight_TC = _renormalized(weight_TC, routed.weight_TC)
@@ -140,9 +127,14 @@ def _with_extras(pairs: Pairs, scores_TN: Tensor, valid_T: Tensor, ep_size: int)
     )
 
 
-def _executed(pairs, priority_TC, units_T, capacity_N, scores_TN, policy, ep_size) -> Tensor:
-    """Return the expert that executes each pair, N for none: its own, or another of the same rank with rerouting."""
-    shape, num_experts = pairs.expert_TC.shape, len(capacity_N)
+def _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy, ep_size) -> Tensor:
+    """Return the expert that executes each pair, N for none: its own, or with rerouting another of the same rank."""
+    if policy.overflow == "none":
+        return pairs.expert_TC
+    shape, num_experts, by_entropy = pairs.expert_TC.shape, len(capacity_N), policy.load == "entropy"
+    weighted = by_entropy and policy.priority == "weighted_score"  # a load of 1 changes no priority
+    priority_TC = pairs.score_TC * token_weight_T.double()[:, None] if weighted else pairs.score_TC
+    units_T = effective_T if by_entropy else torch.full_like(effective_T, ONE)
     expert_P, priority_P = pairs.expert_TC.flatten(), priority_TC.flatten()
     units_P = units_T[:, None].expand(shape).flatten()
     limit_N = limit_units(capacity_N, len(expert_P))

@@ -83,7 +83,7 @@ def main(args: argparse.Namespace, sizes: Sizes = Sizes()) -> int:
 
 
 def skewed_layer(sizes: Sizes, skew: float, seed: int) -> dict[str, Tensor]:
-    """Return the tensors that `schedule` takes: logits are N(0, 1) + N(0, skew) per expert + N(0, skew) per (expert, modality)."""
+    """Return the tensors that `schedule` takes; logits are N(0, 1), plus N(0, skew) per expert and once per modality too."""
     chance = torch.Generator().manual_seed(seed)
     image_T = torch.arange(sizes.tokens).lt(sizes.visual).int() - 1
     popular_N = skew * torch.randn(sizes.experts, generator=chance)
@@ -111,8 +111,8 @@ def time_policy(layer: dict[str, Tensor], policy: Policy, sizes: Sizes, repeats:
         schedule(**layer, policy=policy, ep_size=sizes.ranks)
 
     status_TC = schedule(**layer, policy=policy, ep_size=sizes.ranks).status_TC
-    shares = {name: int((status_TC == code).sum()) / (sizes.tokens * sizes.top_k) for name, code in (("rerouted", REROUTED), ("dropped", DROPPED))}
-    return {"seconds": median_seconds(run, repeats, WARM_UP), **shares}
+    rerouted, dropped = (int((status_TC == code).sum()) / (sizes.tokens * sizes.top_k) for code in (REROUTED, DROPPED))
+    return {"seconds": median_seconds(run, repeats, WARM_UP), "rerouted": rerouted, "dropped": dropped}
 
 
 def time_experts(layer: dict[str, Tensor], sizes: Sizes) -> dict[str, float]:
@@ -127,7 +127,11 @@ def time_experts(layer: dict[str, Tensor], sizes: Sizes) -> dict[str, float]:
         wide = [part.to(dtype) for part in (hidden_TD, up, down, layer["weight_TK"])]
         return lambda: run_experts(*wide, layer["expert_TK"], product)
 
-    forms = {"grouped_mm, bfloat16": (grouped, torch.bfloat16), "mm per expert, bfloat16": (one_by_one, torch.bfloat16), "grouped_mm, float32": (grouped, torch.float32)}  # fmt: skip
+    forms = {
+        "grouped_mm, bfloat16": (grouped, torch.bfloat16),
+        "mm per expert, bfloat16": (one_by_one, torch.bfloat16),
+        "grouped_mm, float32": (grouped, torch.float32),
+    }
     form(*forms["grouped_mm, bfloat16"])()  # the first run pays for memory and thread pools
     seconds = {name: median_seconds(form(*choice), 1, 0) for name, choice in forms.items()}
     fastest = min(seconds, key=seconds.__getitem__)
@@ -175,9 +179,10 @@ def median_seconds(run: Callable[[], object], repeats: int, warm_up: int) -> flo
 def print_table(sizes: Sizes, args: argparse.Namespace, layer: dict, timed: dict, experts: dict, ratio: dict) -> None:
     """Print the layer, the forms of the experts and what each policy costs beside the fastest."""
     load_N = layer["expert_TK"].flatten().bincount(minlength=sizes.experts)
-    print(f"layer    {', '.join(f'{name} {value}' for name, value in vars(sizes).items())}; gamma {args.gamma:g}, {args.threads} threads")
-    print(f"router   logits N(0, 1) + N(0, {args.skew:g}) per expert + N(0, {args.skew:g}) per expert and modality, seed {args.seed}: "
-          f"fullest expert {load_N.max() / load_N.float().mean():.1f} times the mean")  # fmt: skip
+    listed = ", ".join(f"{name} {value}" for name, value in vars(sizes).items())
+    print(f"layer    {listed}; gamma {args.gamma:g}, {args.threads} threads")
+    logits = f"logits N(0, 1) + N(0, {args.skew:g}) per expert + N(0, {args.skew:g}) per expert and modality"
+    print(f"router   {logits}, seed {args.seed}: fullest expert {load_N.max() / load_N.float().mean():.1f} times the mean")
     fastest = min(experts, key=experts.__getitem__)
     for name, seconds in experts.items():
         print(f"experts  {name:<28} {seconds * 1e3:9.1f} ms{'   the fastest: 100 %' if name == fastest else ''}")
