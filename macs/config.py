@@ -113,12 +113,12 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
     return float(value)
 
 
-def check_ep_size(ep_size: Any, num_experts: int) -> int:
+def check_ep_size(ep_size: Any, num_experts: int, name: str = "ep_size") -> int:
     """Return ``ep_size`` if that many ranks divide the experts; raises ValueError listing the sizes that do."""
     sizes = [g for g in range(1, num_experts + 1) if num_experts % g == 0]
     if isinstance(ep_size, bool) or not isinstance(ep_size, int) or ep_size not in sizes:
         listed = ", ".join(map(str, sizes))
-        raise ValueError(f"ep_size is {ep_size!r}, which does not divide {num_experts} experts; use one of {listed}.")
+        raise ValueError(f"{name} is {ep_size!r}, which does not divide {num_experts} experts; use one of {listed}.")
     return ep_size
 
 

@@ -126,7 +126,10 @@ def main(descriptor: int) -> None:
         with sending:
             send(connection, message)
 
-    _, meeting, device = receive(connection)
+    try:
+        _, meeting, device = receive(connection)
+    except (EOFError, OSError):
+        return  # the caller went away before it said anything
     rank = None
     calls: queue.SimpleQueue = queue.SimpleQueue()
 

@@ -36,7 +36,7 @@ class RanksEngine:
     def __init__(
         self, name_or_path: str, ranks: int, make_group: Callable[[], Group], *, dtype: str = "auto", exchange: str = "all_reduce"
     ) -> None:
-        check_ep_size(ranks, count_experts(name_or_path))
+        check_ep_size(ranks, count_experts(name_or_path), "ranks")
         self._start = (member.start, name_or_path, dtype, exchange)
         self._exchange, self._make_group = exchange, make_group
         self._lock = threading.Lock()

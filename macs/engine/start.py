@@ -74,7 +74,7 @@ def _split(model: str, count: int, joined: bool, device: str, rank_timeout: floa
     from macs.engine.joined import JoinedGroup
     from macs.model import count_experts
 
-    check_ep_size(count, count_experts(model))  # on every rank, before they wait for one another
+    check_ep_size(count, count_experts(model), "ranks")  # on every rank, before they wait for one another
     group = JoinedGroup(device=device, timeout=rank_timeout)
     if group.index > 0:
         group.serve()
