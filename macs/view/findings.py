@@ -74,7 +74,7 @@ def beside(shown: Shown, words: Words) -> str:
     """Say what the baseline drops in this layer, and whether it is the baseline at equal time."""
     values = {"base": words.inside(shown.base.policy.preset), "d": shown.layers[1].dropped}
     if shown.beside == "same_time" and not shown.now.same_time_reached:
-        return words.html("err_time", max=f"{MAX_GAMMA:g}", **values)
+        return words.html("cost_unreached", max=f"{MAX_GAMMA:g}", **values)
     return words.html(f"cost_{shown.beside}", **values)
 
 

@@ -73,7 +73,7 @@ def start(session: Session, engine: Engine, line: job.Line, picture: str | None,
             return
         session.running, session.stop = True, threading.Event()
     try:
-        order = _order(session, picture, prompt, values)
+        order, notices = _order(session, picture, prompt, values)
     except ValueError as error:
         session.running = False
         yield session.status_changes(Status("error", session.words.sentence(str(error))))
@@ -85,18 +85,20 @@ def start(session: Session, engine: Engine, line: job.Line, picture: str | None,
                 yield session.status_changes(_under_way(session, outcome))
     finally:
         session.running = False
-    yield _end(session, outcome, engine.info.measured)
+    about = {"seconds": outcome.seconds, "measured": engine.info.measured, "notices": (*notices, *engine.info.notices)}
+    yield _end(session, outcome, about)
 
 
-def _order(session: Session, picture: str | None, prompt: str, values: Mapping[str, Any]) -> job.Order:
+def _order(session: Session, picture: str | None, prompt: str, values: Mapping[str, Any]) -> tuple[job.Order, tuple[str, ...]]:
     if not (prompt or "").strip():
         raise ValueError(session.words("err_prompt"))
     session.wanted = settings.policy_of(values), values["baseline"], values["ep_size"]
     length = values["max_new_tokens"]
     if not isinstance(length, (int, float)) or length != int(length) or not 1 <= length <= 512:
         raise ValueError(f"The longest answer is {length!r}; use a whole number from 1 to 512.")
-    image = open_image(picture).image if picture else None
-    return job.Order(Request(prompt, image, int(length)), *session.wanted)
+    opened = open_image(picture) if picture else None
+    request = Request(prompt, opened.image if opened else None, int(length))
+    return job.Order(request, *session.wanted), opened.notices if opened else ()
 
 
 def _under_way(session: Session, outcome: int | job.Outcome) -> Status:
@@ -108,7 +110,7 @@ def _under_way(session: Session, outcome: int | job.Outcome) -> Status:
     return progress(outcome.step, words)
 
 
-def _end(session: Session, outcome: job.Outcome, measured: bool) -> Changes:
+def _end(session: Session, outcome: job.Outcome, about: Mapping[str, Any]) -> Changes:
     words = session.words
     if outcome.comparison is None:
         if outcome.stopped:
@@ -118,7 +120,7 @@ def _end(session: Session, outcome: job.Outcome, measured: bool) -> Changes:
     with session.lock:
         session.status = READY
         before = session.shown
-        session.shown = shown.open_run(outcome.comparison, "live", seconds=outcome.seconds, measured=measured, beside=before.beside)
+        session.shown = shown.open_run(outcome.comparison, "live", beside=before.beside, **about)
         if len(before.policy.layers) == len(session.shown.policy.layers):  # stay where the reader looks
             session.shown = shown.at_layer(session.shown, before.layer)
         session.shown = shown.plan(session.shown, *session.wanted)  # the controls may have moved meanwhile

@@ -63,7 +63,8 @@ def status_line(shown: Shown, words: Words, status: Status = READY) -> str:
     text = status.text or _resting(shown, words)
     bar = f'<span class="prog"><i style="width:{100 * status.share:.0f}%"></i></span>' if status.kind == "running" else ""
     stale = " stale" if shown.stale and status.kind == "ready" else ""
-    return f'<p class="status {status.kind}{stale}">{esc(text)}{bar}</p>'
+    notices = "".join(f'<p class="notice">{esc(words.sentence(notice))}</p>' for notice in shown.notices)
+    return f'<p class="status {status.kind}{stale}">{esc(text)}{bar}</p>{notices}'
 
 
 def _resting(shown: Shown, words: Words) -> str:

@@ -11,6 +11,7 @@ from macs.view.markup import FATE_CLASS, FATE_WORD, esc, num, short
 from macs.view.shown import Shown
 from macs.view.words import Words
 
+LONG = 14  # characters of an answer from which it is cut to two lines until pointed at
 ROWS = ("vanilla", "same_gamma", "same_time", "policy")
 
 
@@ -104,7 +105,8 @@ def _ranks(layer: LayerTrace, ep_size: int, widest: int, words: Words) -> str:
 
 
 def _answer(answer: str, vanilla: str, row: str, words: Words) -> str:
-    text = f"<b>{mark_changes(vanilla, answer)}</b>" if answer else f"<b class=none>{esc(words('no_answer'))}</b>"
+    long = ' class="long"' if len(answer) > LONG else ""
+    text = f"<b{long}>{mark_changes(vanilla, answer)}</b>" if answer else f"<b class=none>{esc(words('no_answer'))}</b>"
     if row == "vanilla":
         return text
     return f"{text} <small>{esc(words('same'))}</small>" if answer == vanilla else f'{text} <small class="bad">{esc(words("changed"))}</small>'

@@ -64,7 +64,8 @@
       document.getElementById("page").dataset.map = found.map.dataset.value;
       pressed();
     } else if (found.opens) {
-      document.getElementById(found.opens.dataset.opens).classList.toggle("open");
+      const panel = document.getElementById(found.opens.dataset.opens);
+      if (panel.classList.toggle("open")) panel.scrollIntoView({ block: "nearest" });
       pressed();
     } else if (found.sends) send(found.sends.dataset.send, { value: found.sends.dataset.value });
     else select(at);

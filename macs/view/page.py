@@ -54,7 +54,7 @@ def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
     regions = render(first, words)
     with gr.Blocks(title=words("title"), delete_cache=(KEEP_UPLOADS, KEEP_UPLOADS), fill_width=True, analytics_enabled=False) as page:
         session = gr.State(Session(first, example=examples[0].name, sent=regions))
-        html = {name: gr.HTML(value, elem_id=name, render=False) for name, value in regions.items()}
+        html = {name: gr.HTML(value, elem_id=name, apply_default_css=False, render=False) for name, value in regions.items()}
         values = values_of(*shown.settings_of(first.run))
         sizes = divisors(first.policy.num_experts)
         with gr.Column(elem_id="page"):
@@ -100,7 +100,7 @@ def _input(examples: Sequence[Example], html: dict[str, gr.HTML], words: Words) 
             with gr.Row(elem_id="go"):
                 run = gr.Button(words("run"), variant="primary", elem_id="run")
                 stop = gr.Button(words("stop"), interactive=False, elem_id="stop")
-    strip = gr.HTML(example_strip(examples, first.name, words), elem_id="examples")
+    strip = gr.HTML(example_strip(examples, first.name, words), elem_id="examples", apply_default_css=False)
     html["status"].render()
     html["weights"].render()
     html["losses"].render()

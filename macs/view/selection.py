@@ -105,7 +105,7 @@ def _crop(t: int, shown: Shown) -> str:
 
 
 def _fate_table(t: int, shown: Shown, words: Words) -> str:
-    heads = "".join(f'<th scope="col">{esc(words("layer_n", l=layer.layer))}</th>' for layer in shown.policy.layers)
+    heads = _layer_heads(shown, words)
     rows = []
     for trace in (shown.base, shown.policy):
         name = words.policy(trace.policy.preset)
@@ -114,6 +114,13 @@ def _fate_table(t: int, shown: Shown, words: Words) -> str:
             cells = "".join(_fate_cell(t, slot, layer, i == shown.layer, words) for i, layer in enumerate(trace.layers))
             rows.append(f'<tr><th scope="row"><b>{"" if slot else esc(name)}</b></th><th class="sl">{esc(words("slot"))} {slot}</th>{cells}</tr>')
     return f'<table class="ft"><thead><tr><th></th><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _layer_heads(shown: Shown, words: Words) -> str:
+    return "".join(
+        f'<th scope="col"><span class="wide">{esc(words("layer_n", l=layer.layer))}</span><span class="narrow" aria-hidden="true">{layer.layer}</span></th>'
+        for layer in shown.policy.layers
+    )
 
 
 def _fate_cell(t: int, slot: int, layer, current: bool, words: Words) -> str:
@@ -206,7 +213,7 @@ def _rank(g: int, shown: Shown, words: Words) -> tuple[str, str, dict[str, Any]]
 
 
 def _rank_table(g: int, shown: Shown, words: Words) -> str:
-    heads = "".join(f'<th scope="col">{esc(words("layer_n", l=layer.layer))}</th>' for layer in shown.policy.layers)
+    heads = _layer_heads(shown, words)
     rows = ""
     for trace in (shown.now.vanilla, shown.base, shown.policy):
         tokens = [layer.rank_tokens(trace.ep_size) for layer in trace.layers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Shown:
     measured: bool = False  # real ranks executed the experts, each with its own clock
     layer: int = 0  # position among the MoE layers
     beside: str = BASELINES[0]
+    notices: tuple[str, ...] = ()  # plain sentences of the engine and the intake that go with this run
     focus: tuple[str, int] | None = None  # ("token", t), ("expert", e) or ("rank", g)
 
     @property
@@ -52,11 +54,14 @@ class Shown:
         return self.now.planned
 
 
-def open_run(run: Comparison, source: str, *, seconds: float = 0.0, measured: bool = False, beside: str = BASELINES[0]) -> Shown:
-    """Return the page's content for a complete run, looking at the layer that vanilla's slowest rank holds back most."""
+def open_run(run: Comparison, source: str, *, beside: str = BASELINES[0], **about: Any) -> Shown:
+    """Return the page's content for a complete run, looking at the layer that vanilla's slowest rank holds back most.
+
+    ``about`` is seconds, measured and notices of a live run.
+    """
     ep_size = run.vanilla.ep_size
     layer = int(np.argmax([x.straggler(ep_size) for x in run.vanilla.layers]))
-    return at_layer(Shown(run, run, pictures(run.policy), source, seconds, measured, beside=beside), layer)
+    return at_layer(Shown(run, run, pictures(run.policy), source, beside=beside, **about), layer)
 
 
 def at_layer(shown: Shown, layer: int) -> Shown:

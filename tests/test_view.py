@@ -1,0 +1,337 @@
+"""What the page's regions say is what the traces hold; every text exists in both languages; foreign text is escaped."""
+
+import io
+import json
+import re
+import string
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from macs.config import Policy, preset
+from macs.engine.base import Request
+from macs.engine.compare import NAMES, compare
+from macs.trace import DROPPED, KEPT, REROUTED
+from macs.view import findings, heat, ledger, maps, picker, queues, reading, selection, session, settings, shown
+from macs.view.picture import pictures
+from macs.view.words import LANGUAGES, Words, best_language, table
+from tests.fake_engine import FakeEngine
+from tests.markup import one, read
+
+PHOTO = Path(__file__).parent / "data" / "cat.jpg"
+EN, ZH = Words("en"), Words("zh")
+
+
+@pytest.fixture(scope="module")
+def content() -> shown.Shown:
+    run = compare(FakeEngine(), Request("What animal is this?", Image.open(PHOTO)), preset("macs", gamma=0.6))
+    return shown.open_run(run, "recorded")
+
+
+@pytest.fixture(scope="module", params=["macs", "macs_no_reroute", "expanded_drop", "token_drop", "vanilla"])
+def any_policy(request) -> shown.Shown:
+    run = compare(FakeEngine(), Request("Which?", Image.open(PHOTO)), preset(request.param, gamma=0.7), baseline="expanded_drop")
+    return shown.open_run(run, "live", seconds=1.0)
+
+
+def cell(markup: str, row: str, column: str) -> str:
+    part = markup.split(f'<tr data-row="{row}"')[1].split("</tr>")[0]
+    return one(f"<tr{part}</tr>", data_col=column).text
+
+
+# ---- readings
+
+
+def test_queues_add_up_to_the_trace(any_policy):
+    for trace in (any_policy.base, any_policy.policy):
+        for layer in trace.layers:
+            q = reading.queues(layer, trace.policy, trace.tokens.visual_T)
+            assert (q.kept_N + q.away_N + q.dropped_N == q.routed_N).all()
+            assert (q.kept_N + q.taken_N == q.executed_N).all()
+            assert (q.kept_N.sum(), q.away_N.sum(), q.dropped_N.sum()) == (layer.kept, layer.rerouted, layer.dropped)
+            assert sum(n for *_, n in q.flows) == layer.rerouted
+            load_N = layer.decision.tokens_after_N if trace.policy.load == "tokens" else layer.decision.effective_after_N
+            np.testing.assert_allclose(q.load_kept_N + q.load_taken_N, load_N, atol=1e-5)
+
+
+def test_pairs_stand_in_the_order_of_admission(content):
+    for trace in (content.base, content.policy):
+        layer = trace.layers[content.layer]
+        read_pairs = reading.pairs(layer, trace.policy)
+        capacity_P = layer.decision.capacity_N[read_pairs.origin_P]
+        kept_P = read_pairs.running_P <= capacity_P + 1e-5
+        assert ((read_pairs.status_P == KEPT) == kept_P).all()  # a prefix of each queue fits, the rest is turned away
+        assert len(read_pairs.token_P) == layer.pairs
+
+
+def test_bricks_fill_their_bar_without_gaps(content):
+    trace, layer = content.policy, content.layers[2]
+    read_pairs, q = reading.pairs(layer, trace.policy), reading.queues(layer, trace.policy, trace.tokens.visual_T)
+    for status, load_N in ((KEPT, q.load_kept_N), (REROUTED, q.load_away_N), (DROPPED, q.load_dropped_N)):
+        for e in range(layer.num_experts):
+            own_P = (read_pairs.origin_P == e) & (read_pairs.status_P == status)
+            if own_P.any():
+                last = np.nonzero(own_P)[0][-1]
+                assert read_pairs.before_P[last] + read_pairs.load_P[last] == pytest.approx(load_N[e])
+
+
+# ---- regions
+
+
+def test_findings_name_the_slowest_rank_and_its_fullest_expert(content):
+    vanilla = content.layers[0]
+    tokens_G = vanilla.rank_tokens(4, before=True)
+    rank = int(tokens_G.argmax())
+    experts = vanilla.decision.tokens_before_N[rank * 4 : rank * 4 + 4]
+    text = findings.overloaded(content, EN)
+    ratio = tokens_G[rank] / (vanilla.pairs / 4)
+    assert text.startswith(f"<b>Rank {rank} holds layer {content.number} back</b>: {tokens_G[rank]} of {vanilla.pairs} pairs, {ratio:.2f}× the mean.")
+    assert text.endswith(f"Expert {rank * 4 + experts.argmax()} alone is routed {experts.max()}.")
+
+
+def test_findings_count_what_the_policy_did(content):
+    layer = content.layers[2]
+    text = findings.done(content, EN)
+    assert f"<b>Keeps {layer.kept}, reroutes {layer.rerouted}, drops {layer.dropped}</b> of {layer.pairs}" in text
+    assert f"with {layer.rank_tokens(4).max()} tokens" in text
+
+
+def test_findings_give_gain_and_cost(content):
+    before = [layer.rank_tokens(4).max() for layer in content.now.vanilla.layers]
+    after = [layer.rank_tokens(4).max() for layer in content.policy.layers]
+    text = findings.gain_and_cost(content, EN)
+    assert f"This layer {before[content.layer] / after[content.layer]:.2f}× faster, all layers together {sum(before) / sum(after):.2f}× faster" in text
+    assert f"In the same time, token count drops {content.layers[1].dropped}." in text
+    assert "modelled" in text
+
+
+@pytest.mark.parametrize(("ours", "theirs", "vanilla", "key"), [("a", "a", "a", "still"), ("a", "a", "b", "Both answer"), ("a", "b", "a", "answers “a”")])
+def test_findings_compare_the_answers(content, ours, theirs, vanilla, key):
+    run = replace(
+        content.run,
+        policy=replace(content.run.policy, answer=ours),
+        same_time=replace(content.run.same_time, answer=theirs),
+        vanilla=replace(content.run.vanilla, answer=vanilla),
+    )
+    assert key in findings.answers(replace(content, run=run, now=run), EN)
+
+
+def test_ledger_rows_hold_the_traces_numbers(any_policy):
+    markup = ledger.render(any_policy, EN)
+    for row in NAMES:
+        trace = getattr(any_policy.now, row)
+        layer = trace.layers[any_policy.layer]
+        assert cell(markup, row, "dropped") == f"{100 * trace.share(DROPPED):.1f}%"
+        assert cell(markup, row, "slowest") == f"{trace.straggler():.2f}"
+        assert cell(markup, row, "kl") == ("–" if trace.kl is None else f"{trace.kl:.3f}")
+        part = markup.split(f'<tr data-row="{row}"')[1].split("</tr>")[0]
+        assert f'aria-label="kept {layer.kept}, rerouted {layer.rerouted}, dropped {layer.dropped}"' in part
+        assert layer.kept + layer.rerouted + layer.dropped == layer.pairs
+        listed = ", ".join(str(n) for n in layer.rank_tokens(trace.ep_size))
+        assert f'aria-label="{listed} tokens on ranks 0 to 3"' in part
+
+
+def test_ledger_speedup_is_the_mean_over_layers_of_the_ratio_of_slowest_ranks(content):
+    ratios = [a.rank_tokens(4).max() / b.rank_tokens(4).max() for a, b in zip(content.now.vanilla.layers, content.policy.layers)]
+    assert cell(ledger.render(content, EN), "policy", "speedup") == f"{np.mean(ratios):.2f}×"
+
+
+def test_changed_words_of_an_answer_are_marked():
+    assert ledger.mark_changes("two red balloons", "two blue balloons") == "two <mark>blue</mark> balloons"
+    assert ledger.mark_changes("three", "three") == "three"
+
+
+def test_a_plan_says_from_which_settings_the_answers_are(content):
+    planned = shown.plan(content, preset("macs", gamma=0.9), "token_drop", 4)
+    assert planned.stale and "from γ 0.60, δ 1.0" in ledger.render(planned, EN)
+    assert "Press Run for the answers." in findings.answers(planned, EN)
+    assert not shown.plan(planned, content.policy.policy, "token_drop", 4).stale  # back at the run's settings it is the run
+
+
+def test_weight_cells_lie_where_the_model_saw_the_patches(content):
+    trace = content.policy
+    cells = [e for e in read(maps.weights(content, EN)) if e.has("pc")]
+    tokens = np.nonzero(trace.tokens.visual_T)[0]
+    assert [int(c.attrs["data-token"]) for c in cells] == tokens.tolist()
+    for c, t in zip(cells, tokens):
+        style = dict(pair.split(":") for pair in c.attrs["style"].split(";"))
+        x0, y0, x1, y1 = trace.tokens.cell_T4[t]
+        assert [float(style[k]) for k in ("--x", "--y", "--cw", "--ch")] == pytest.approx([x0, y0, x1 - x0, y1 - y0], abs=1e-4)
+        assert float(style["--w"]) == pytest.approx(trace.layers[content.layer].decision.token_weight_T[t], abs=1e-3)
+
+
+def test_loss_maps_draw_every_lost_pair_of_a_patch_once(content):
+    markup = maps.losses(content, EN)
+    halves = markup.split('<div data-trace="policy">')
+    for half, trace in zip(halves, (content.base, content.policy)):
+        layer = trace.layers[content.layer]
+        visual_T = trace.tokens.visual_T
+        strips = [e for e in read(half.split('class="cells"')[1].split(">", 1)[1].split("</div>")[0])]
+        for kind, status in (("pat-d", DROPPED), ("pat-i", REROUTED)):
+            assert sum(e.has(kind) for e in strips) == int((layer.decision.status_TC[visual_T] == status).sum())
+        assert f"<b>{layer.dropped}</b> dropped" in half
+
+
+def test_queue_columns_say_their_numbers(any_policy):
+    markup = queues.render(any_policy, EN)
+    upper, lower = (reading.queues(t.layers[any_policy.layer], t.policy, t.tokens.visual_T) for t in (any_policy.base, any_policy.policy))
+    for e in range(16):
+        label = one(markup, data_expert=str(e)).attrs["aria-label"]
+        assert f"routed {upper.routed_N[e]}." in label
+        for q in (upper, lower):
+            assert f"keeps {q.kept_N[e]}, takes in {q.taken_N[e]}, reroutes {q.away_N[e]}, drops {q.dropped_N[e]}" in label
+
+
+def test_heat_is_load_over_capacity(content):
+    ratio_LN, turned_LN = heat.ratios(content.policy)
+    markup = heat.render(content, EN).split("<h3>MACS</h3>")[1]
+    cells = [e for e in read(markup) if "data-cell-expert" in e.attrs]
+    assert len(cells) == ratio_LN.size
+    for e, ratio, turned in zip(cells, ratio_LN.flatten(), turned_LN.flatten()):
+        assert e.has("ho") == (ratio > 1 + 1e-6)
+        assert e.text == (str(turned) if turned else "")
+
+
+def test_picker_has_a_button_per_layer(content):
+    buttons = [e for e in read(picker.render(content, EN)) if e.has("ly")]
+    assert [b.attrs["aria-pressed"] for b in buttons].index("true") == content.layer
+    for button, a, b in zip(buttons, content.now.vanilla.layers, content.policy.layers):
+        assert f"{a.straggler(4):.2f} of the mean" in button.attrs["aria-label"] and f"{b.straggler(4):.2f} under MACS" in button.attrs["aria-label"]
+
+
+# ---- selection
+
+
+def test_default_focus_is_the_heaviest_token_that_lost_a_pair(content):
+    layer = content.layers[2]
+    lost_T = (layer.decision.status_TC == DROPPED).any(1) & content.policy.tokens.visual_T
+    assert content.focus == ("token", int(np.argmax(np.where(lost_T, layer.decision.token_weight_T, -1))))
+
+
+def test_a_token_is_followed_through_every_layer(content):
+    token = content.focus[1]
+    markup = selection.render(content, EN)
+    cells = [e for e in read(markup) if e.tag == "td"]
+    expected = []
+    for trace in (content.base, content.policy):
+        for slot in range(2):
+            for layer in trace.layers:
+                status, origin = layer.decision.status_TC[token, slot], layer.expert_TK[token, slot]
+                expected.append({KEPT: f"{origin}", DROPPED: f"{origin} ✕", REROUTED: f"{origin}→{layer.decision.expert_TC[token, slot]}"}[status])
+    assert [c.text for c in cells] == expected
+
+
+def test_a_tokens_marks_are_its_pairs(content):
+    token, layer = content.focus[1], content.layers[2]
+    marks = json.loads(one(selection.render(content, EN), class_="strip").attrs["data-marks"])
+    own = {(e, "b") for e in layer.expert_TK[token].tolist()}
+    moved = {(int(e), "b") for e, s in zip(layer.decision.expert_TC[token], layer.decision.status_TC[token]) if s == REROUTED}
+    assert {(e, p) for e, p, _ in marks["dots"] if p == "b"} == own | moved
+    top = queues.panel(content.policy, content.layer, EN).top
+    assert all(0 <= y <= top for _, p, y in marks["dots"] if p == "b")
+
+
+def test_an_experts_marks_are_the_tokens_it_serves_and_turned_away(content):
+    layer = content.layers[2]
+    expert = int(np.argmax(layer.decision.tokens_before_N))
+    marks = json.loads(one(selection.render(replace(content, focus=("expert", expert)), EN), class_="strip").attrs["data-marks"])
+    assert marks["tokens"] == np.nonzero((layer.decision.expert_TC == expert).any(1))[0].tolist()
+    turned_TK = (layer.expert_TK == expert) & (layer.decision.status_TC != KEPT)
+    assert marks["turned"] == np.nonzero(turned_TK.any(1))[0].tolist()
+
+
+def test_a_rank_says_what_it_executes(content):
+    text = one(selection.render(replace(content, focus=("rank", 2)), EN), class_="who").text
+    base, own = content.layers[1].rank_tokens(4)[2], content.layers[2].rank_tokens(4)[2]
+    assert "Holds experts 8 to 11." in text and f"executes {base} with token count, {own} with MACS" in text
+
+
+# ---- whole page
+
+
+@pytest.mark.parametrize("words", [EN, ZH], ids=LANGUAGES)
+def test_every_region_is_well_formed_under_every_policy_and_focus(any_policy, words):
+    for focus in (None, any_policy.focus, ("expert", 0), ("rank", 1), ("token", 0)):
+        for layer in (0, 5):
+            for markup in session.render(replace(any_policy, focus=focus, layer=layer), words).values():
+                read(markup)
+
+
+@pytest.mark.parametrize("ep_size", [1, 2, 16])
+def test_every_number_of_ranks_is_shown(content, ep_size):
+    planned = shown.plan(content, preset("macs", gamma=0.6), "token_drop", ep_size)
+    cards = [e for e in read(queues.render(planned, EN)) if e.has("rank")]
+    assert len(cards) == ep_size
+    session.render(planned, EN)
+
+
+def test_a_text_only_run_has_empty_maps_and_the_rest():
+    run = compare(FakeEngine(), Request("No picture here"), preset("macs", gamma=0.6))
+    regions = session.render(shown.open_run(run, "live"), EN)
+    assert "No image, nothing to weigh." in regions["weights"] and "No image, nothing to weigh." in regions["losses"]
+    assert "No image: a text-only run, every token counts 1." in regions["status"] and "text only" in regions["header"]
+    assert [e for e in read(regions["queues"]) if e.has("ex")]
+
+
+def test_foreign_text_never_becomes_markup():
+    evil = '<img src=x onerror="alert(1)"> & \'"'
+    run = compare(FakeEngine(), Request(evil, Image.open(PHOTO)), preset("macs", gamma=0.6))
+    spoilt = {n: replace(getattr(run, n), answer=evil, about={"model": evil}) for n in NAMES}
+    content = shown.open_run(replace(run, **spoilt), "live")
+    word = int(np.nonzero(~content.policy.tokens.visual_T)[0][0])
+    for focus in (content.focus, ("token", word)):
+        for name, markup in session.render(replace(content, focus=focus), EN).items():
+            assert "<img src=x" not in markup and "onerror=\"alert" not in markup, name
+            read(markup)
+
+
+def test_the_picture_keeps_its_proportions_and_stays_small():
+    buffer = io.BytesIO()
+    Image.open(PHOTO).resize((880, 300)).save(buffer, "PNG")
+    run = compare(FakeEngine(), Request("x", Image.open(PHOTO)), preset("macs"))
+    (picture,) = pictures(replace(run.policy, images=(buffer.getvalue(),)))
+    assert (picture.width, picture.height) == (880, 300)
+    assert picture.uri.startswith("data:image/jpeg;base64,") and len(picture.uri) < 200_000
+
+
+# ---- words and settings
+
+
+def test_both_languages_have_every_text_with_the_same_values():
+    for key, texts in table().items():
+        names = [{name for _, name, _, _ in string.Formatter().parse(texts[lang]) if name} for lang in LANGUAGES]
+        assert names[0] == names[1], key
+        assert all(texts[lang].strip() for lang in LANGUAGES), key
+
+
+def test_every_key_used_exists():
+    source = "".join(p.read_text() for p in (Path(session.__file__).parent).glob("*.py"))
+    for key in re.findall(r"""words(?:\.html)?\(["'](\w+)["']""", source):
+        assert key in table(), key
+
+
+@pytest.mark.parametrize(("header", "lang"), [("zh-CN,zh;q=0.9,en;q=0.8", "zh"), ("en-GB,en", "en"), ("de,zh;q=0.5", "zh"), ("fr", "en"), ("", "en")])
+def test_the_browser_chooses_the_language(header, lang):
+    assert best_language(header) == lang
+
+
+def test_an_engines_sentence_is_said_in_the_pages_language():
+    assert ZH.sentence("Write a prompt first.") == "请先填写提示词。"
+    assert ZH.sentence("This image makes 2000 visual tokens; at most 1024 run here. Use a smaller one.") == "该图像产生 2000 个视觉词元，此处最多 1024 个。请换小一些的图像。"
+    assert ZH.sentence("Something else.") == "Something else."
+
+
+def test_controls_and_policy_are_the_same_thing():
+    policy = preset("macs", gamma=0.8, delta=2.0, rho=0.3, capacity_basis="effective", entropy_source="layer", min_affinity=0.5)
+    values = settings.values_of(policy, "token_drop", 4)
+    assert settings.policy_of(values) == policy and values["preset"] == "macs"
+    assert {f.name for f in settings.FIELDS} - set(settings.OUTSIDE) == set(Policy.__dataclass_fields__)
+    for field in settings.FIELDS:
+        assert EN(field.word) and ZH(field.word)
+        if field.name not in ("delta", "gamma"):
+            assert EN(f"{field.word}_i") and ZH(f"{field.word}_i")
+        for words in (EN, ZH):
+            field.choices(words)
