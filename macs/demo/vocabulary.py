@@ -52,7 +52,7 @@ HOME = {"dog": "house", "cat": "house", "pig": "farm", "cow": "farm", "frog": "p
 MADE_FOR = {"car": "road", "bus": "road", "bicycle": "road", "rocket": "space", "boat": "water", "train": "rail",
             "tractor": "field"}  # fmt: skip
 TYPICAL_COLOUR = {"apple": "red", "banana": "yellow", "grapes": "purple", "lemon": "yellow", "cherry": "red",
-                  "carrot": "orange", "egg": "white", "frog": "green", "pig": "pink", "tree": "green",
+                  "carrot": "orange", "frog": "green", "pig": "pink", "tree": "green",
                   "cactus": "green", "lion": "yellow", "monkey": "brown"}  # fmt: skip
 OPPOSITE_PAIRS = (
     ("hot", "cold"), ("big", "small"), ("up", "down"), ("left", "right"), ("open", "closed"), ("day", "night"),
@@ -76,6 +76,7 @@ NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "
 SIGN_WORDS = ("STOP", "OPEN", "EXIT", "SALE", "TAXI", "CAFE", "HOTEL", "BANK", "PARK", "ZOO", "GAS", "FREE", "BUS",
               "SHOP", "MENU", "PIZZA", "CINEMA", "LIVE", "NEWS", "HELP", "WIFI", "TOYS", "BOOKS", "FISH")  # fmt: skip
 
+FONTS_COUNT = 4
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DIGITS = "0123456789"
 

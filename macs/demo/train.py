@@ -1,0 +1,286 @@
+"""Trains the embedded model: one reproducible, resumable command on a CPU or a CUDA device."""
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from .attention import use_packed_attention
+from .build import build_config, build_model, build_processor, build_tokenizer
+from .optimizer import Optimizer
+from .packing import VALIDATION, Batches, Mix, Packer, draw_batch
+from .vocabulary import CLASSES, COLOUR_ID, FAMILIES, NUMBERS
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a training run; a leg goes on from the checkpoint in its folder."""
+
+    seed: int = 0
+    steps: int = 20_000
+    images: int = 24
+    slots: int = 4
+    small_share: float = 1.0
+    rate: float = 1e-3
+    warmup: int = 300
+    decay: int = 2_000
+    weight_decay: float = 0.1
+    dense: float = 0.5
+    balance: float = 0.002
+    average: float = 0.998
+    processes: int = 2
+    workers: int = 0
+    device: str = "cpu"
+
+
+def rate_at(settings: Settings, step: int) -> float:
+    """Learning rate: linear warm-up, constant, then linear decay to 2 % over the last `decay` steps."""
+    warm = min(1.0, (step + 1) / settings.warmup)
+    left = (settings.steps - step) / max(1, settings.decay)
+    return settings.rate * warm * min(1.0, max(0.02, left))
+
+
+def new_heads(hidden: int) -> nn.ModuleDict:
+    """Linear heads on the visual tokens that name class, colour and number under each; used in training only."""
+    return nn.ModuleDict(
+        {name: nn.Linear(hidden, size) for name, size in
+         (("class", len(CLASSES)), ("colour", len(COLOUR_ID)), ("number", NUMBERS))}
+    )  # fmt: skip
+
+
+def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, top_k: int) -> tuple[torch.Tensor, list]:
+    """Mean over layers of N·Σ f_j·p_j (1 when even), and max/mean load per layer, over tokens that are not padding."""
+    total, skew = 0.0, []
+    flat = valid.reshape(-1)
+    for logits_TN in router_logits:
+        probs_TN = logits_TN.float().softmax(-1)[flat]
+        chosen = probs_TN.topk(top_k, -1).indices.reshape(-1)
+        load_N = torch.bincount(chosen, minlength=probs_TN.shape[1]).float() / chosen.numel()
+        total = total + probs_TN.shape[1] * (load_N * probs_TN.mean(0)).sum()
+        skew.append(round(float(load_N.max() * probs_TN.shape[1]), 2))
+    return total / len(router_logits), skew
+
+
+def losses(model, heads, batch: dict, settings: Settings) -> tuple[torch.Tensor, dict]:
+    """Answer loss + dense loss + balance loss of one batch, and what the log needs."""
+    out = model.model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        shared_valid=batch["shared_valid"],
+        position_ids=batch["position_ids"],
+        pixel_values=batch["pixel_values"],
+        image_grid_thw=batch["image_grid_thw"],
+        output_router_logits=True,
+        use_cache=False,
+    )
+    hidden = out.last_hidden_state.flatten(0, 1)[batch["answer_at"]]
+    logits = model.lm_head(hidden).float()
+    answer = F.cross_entropy(logits, batch["answer_id"])
+    seen = torch.cat(list(out.image_outputs.pooler_output))
+    dense = 0.0
+    for name, target in zip(("class", "colour", "number"), batch["dense"]):
+        weight = torch.ones(heads[name].out_features, device=seen.device)
+        weight[0] = 0.2
+        dense = dense + F.cross_entropy(heads[name](seen).float(), target, weight=weight) / 3
+    balance, skew = balance_loss(out.router_logits, batch["valid"], model.config.text_config.num_experts_per_tok)
+    right = (logits.argmax(-1) == batch["answer_id"]).long()
+    exact = torch.ones(len(batch["family"]), dtype=torch.long, device=right.device)
+    exact = exact.scatter_reduce(0, batch["answer_question"], right, "amin")
+    total = answer + settings.dense * dense + settings.balance * balance
+    return total, {"answer": answer.item(), "dense": dense.item(), "balance": balance.item(), "skew": skew, "exact": exact}
+
+
+def by_family(exact: torch.Tensor, family: torch.Tensor, into: dict) -> None:
+    """Adds [right, asked] per family."""
+    for i, name in enumerate(FAMILIES):
+        chosen = family == i
+        right, asked = into.get(name, (0, 0))
+        into[name] = (right + int(exact[chosen].sum()), asked + int(chosen.sum()))
+
+
+@torch.no_grad()
+def validate(run: "Run", packer: Packer, settings: Settings, batches: int = 4) -> dict[str, float]:
+    """Exact match per family on the validation split (full-size scenes, greedy)."""
+    score: dict = {}
+    for index in range(batches):
+        batch = to_device(draw_batch(packer, Mix(small_share=0.0), VALIDATION, index), settings.device)
+        with torch.autocast(settings.device, torch.bfloat16):
+            _, facts = losses(run.model, run.heads, batch, settings)
+        by_family(facts["exact"], batch["family"], score)
+    return {name: round(right / max(1, asked), 3) for name, (right, asked) in score.items()}
+
+
+def to_device(batch: dict, device: str) -> dict:
+    """The batch's tensors on the device."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+@dataclass
+class Run:
+    """A training run under way: everything a checkpoint holds."""
+
+    model: nn.Module
+    heads: nn.ModuleDict
+    average: dict[str, torch.Tensor]
+    optimizer: Optimizer
+    processor: object
+    step: int = 0
+    seconds: float = 0.0
+
+
+def start(settings: Settings, folder: Path, weights: Path | None) -> Run:
+    """A new run (from `weights` when given), or the one whose checkpoint lies in `folder`."""
+    if weights is None:
+        processor = AutoProcessor.from_pretrained(folder / "tokenizer")
+        model = build_model(build_config(processor.tokenizer), settings.seed)
+    else:
+        processor = AutoProcessor.from_pretrained(weights)
+        model = AutoModelForImageTextToText.from_pretrained(
+            weights, dtype=torch.float32, experts_implementation="grouped_mm"
+        )
+    use_packed_attention(model)
+    torch.manual_seed(settings.seed)
+    heads = new_heads(model.config.text_config.hidden_size)
+    model.to(settings.device).train(), heads.to(settings.device)
+    run = Run(model, heads, {}, Optimizer(model, heads, settings.weight_decay), processor)
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, map_location=settings.device, weights_only=True)
+        model.load_state_dict(saved["model"]), heads.load_state_dict(saved["heads"])
+        run.optimizer.load_state_dict(saved["optimizer"])
+        run.average, run.step, run.seconds = saved["average"], saved["step"], saved["seconds"]
+    run.average = run.average or {n: p.detach().clone() for n, p in model.named_parameters()}
+    return run
+
+
+def save_checkpoint(run: Run, folder: Path) -> None:
+    """Writes the checkpoint in one step, so that a killed run leaves the last whole one."""
+    state = {"model": run.model.state_dict(), "heads": run.heads.state_dict(), "optimizer": run.optimizer.state_dict(),
+             "average": run.average, "step": run.step, "seconds": run.seconds}  # fmt: skip
+    torch.save(state, folder / "checkpoint.tmp")
+    (folder / "checkpoint.tmp").replace(folder / "checkpoint.pt")
+
+
+def average_gradients(parameters: list[nn.Parameter], processes: int) -> None:
+    """Mean of the gradients over processes, in one message."""
+    for p in parameters:
+        if p.grad is None:
+            p.grad = torch.zeros_like(p)
+    flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+    dist.all_reduce(flat)
+    flat /= processes
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
+        p.grad.copy_(part.view_as(p))
+
+
+def train_step(run: Run, batch: dict, settings: Settings) -> dict:
+    """One optimizer step and one step of the averaged weights."""
+    run.optimizer.set_rate(rate_at(settings, run.step))
+    with torch.autocast(settings.device, torch.bfloat16):
+        loss, facts = losses(run.model, run.heads, batch, settings)
+    run.optimizer.zero_grad()
+    loss.backward()
+    parameters = [*run.model.parameters(), *run.heads.parameters()]
+    if settings.processes > 1:
+        average_gradients(parameters, settings.processes)
+    nn.utils.clip_grad_norm_(parameters, 1.0)
+    run.optimizer.step()
+    run.step += 1
+    keep = min(settings.average, run.step / (run.step + 20))
+    names, parameters = zip(*run.model.named_parameters())
+    torch._foreach_lerp_([run.average[n] for n in names], [p.detach() for p in parameters], 1 - keep)
+    return facts
+
+
+def train(settings: Settings, folder: Path, weights: Path | None = None, minutes: float = math.inf) -> None:
+    """Trains to `settings.steps` or for `minutes`, logging a JSON line every 25 steps; checkpoints every 250.
+
+    With several processes, each computes a share of every batch on one thread and gradients are averaged once a
+    step: on a machine shared with other work this loses far less than threads that wait for each other in every
+    operation.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if weights is None and not (folder / "tokenizer").exists():
+        build_processor(build_tokenizer()).save_pretrained(folder / "tokenizer")
+    arguments = (settings, folder, weights, minutes)
+    if settings.processes == 1:
+        _train_part(0, *arguments)
+    else:
+        torch.multiprocessing.spawn(_train_part, arguments, settings.processes)
+
+
+def _train_part(part: int, settings: Settings, folder: Path, weights: Path | None, minutes: float) -> None:
+    torch.set_flush_denormal(True)  # subnormal optimizer states make a step several times slower on a CPU
+    if settings.processes > 1:
+        torch.set_num_threads(1)
+        meeting = f"file://{(folder / f'meeting-{os.getppid()}').resolve()}"
+        dist.init_process_group("gloo", init_method=meeting, rank=part, world_size=settings.processes)
+    run = start(settings, folder, weights)
+    packer = Packer(run.processor.tokenizer)
+    mix = Mix(settings.images // settings.processes, max(1, settings.images // 12 // settings.processes),
+              settings.slots, settings.small_share)  # fmt: skip
+    loader = torch.utils.data.DataLoader(
+        Batches(packer, mix, run.step, part, settings.processes), batch_size=None, num_workers=settings.workers,
+        prefetch_factor=4 if settings.workers else None, pin_memory=settings.device == "cuda",
+    )  # fmt: skip
+    begin = time.perf_counter()
+    log = Log(folder, settings, run.step) if part == 0 else None
+    for batch in loader:
+        over = torch.tensor(float(run.step >= settings.steps or time.perf_counter() - begin > minutes * 60))
+        if settings.processes > 1:
+            dist.all_reduce(over)
+        if over:
+            break
+        batch = to_device(batch, settings.device)
+        facts = train_step(run, batch, settings)
+        if log is not None:
+            log.note(run, facts, batch, settings)
+            if run.step % 250 == 0:
+                save_checkpoint(run, folder)
+                log.write({"step": run.step, "validation": validate(run, packer, settings)})
+    if part == 0:
+        save_checkpoint(run, folder)
+
+
+class Log:
+    """The run's JSON lines: settings, then every 25 steps the losses, router balance and exact match per family."""
+
+    def __init__(self, folder: Path, settings: Settings, step: int):
+        self.file = (folder / "log.jsonl").open("a")
+        self.score, self.tick = {}, time.perf_counter()
+        self.write({"settings": asdict(settings), "step": step})
+
+    def write(self, line: dict) -> None:
+        """One line, at once on the disk."""
+        print(json.dumps(line), file=self.file, flush=True)
+
+    def note(self, run: Run, facts: dict, batch: dict, settings: Settings) -> None:
+        """Counts this step and writes a line at every 25th."""
+        by_family(facts["exact"], batch["family"], self.score)
+        if run.step % 25:
+            return
+        now = time.perf_counter()
+        run.seconds += now - self.tick
+        line = {"step": run.step, "seconds": round(run.seconds), "rate": round(rate_at(settings, run.step), 6)}
+        line |= {"images_per_second": round(25 * settings.images / (now - self.tick), 1)}
+        line |= {"loss": round(facts["answer"], 4), "dense": round(facts["dense"], 4)}
+        line |= {"balance": round(facts["balance"], 3), "max_over_mean": facts["skew"]}
+        line |= {name: round(right / max(1, asked), 3) for name, (right, asked) in self.score.items()}
+        self.write(line)
+        self.score, self.tick = {}, now
+
+
+def averaged(run: Run) -> nn.Module:
+    """The run's model with its averaged weights."""
+    with torch.no_grad():
+        for name, parameter in run.model.named_parameters():
+            parameter.copy_(run.average[name])
+    return run.model.eval()
