@@ -53,6 +53,14 @@ def test_images_side_by_side_and_at_a_rows_end_stay_apart():
     assert tokens.image_T.tolist() == [-1, 0, 0, 1, 1, 1, 2, 2, 2, 2, -1, -1]
     unknown = laid_out([[65, *[tiny.IMAGE] * 5], [*[tiny.IMAGE] * 4, 65, 66]], {})
     assert unknown.image_T.tolist() == [-1, 0, 0, 0, 0, 0, 1, 1, 1, 1, -1, -1] and np.isnan(unknown.cell_T4).all()
+    at_the_end = laid_out([[65, tiny.IMAGE], [65, 66], [tiny.IMAGE, 66]], {})
+    assert at_the_end.image_T.tolist() == [-1, 0, -1, -1, 1, -1]
+
+
+def test_an_image_token_under_the_mask_is_no_visual_token():
+    ids_BS = np.array([[tiny.IMAGE, tiny.IMAGE, 65, tiny.IMAGE, tiny.IMAGE]])
+    tokens = lay_out(ids_BS, np.array([[False, False, True, True, True]]), PLACES, {tiny.IMAGE: [(1, 2)]})
+    assert tokens.image_T.tolist() == [-1, -1, -1, 0, 0] and tokens.visual_T.sum() == 2
 
 
 def test_a_videos_frames_are_images_of_their_own():
@@ -130,10 +138,10 @@ def test_the_span_follows_the_image_wherever_it_stands(loaded):
 
 def test_grids_are_found_when_generate_hides_them(loaded):
     """generate encodes images before the model's forward and keeps the grids: the vision tower's call shows them."""
-    batch = encode(loaded, "What?", tiny.picture(96, 48))
     with apply(loaded.model, "macs", processor=loaded.processor) as run:
-        loaded.model.generate(**batch, max_new_tokens=2, do_sample=False)
-    assert run.trace.grids == ((3, 6),)
+        for size, grid in (((96, 48), (3, 6)), ((32, 64), (4, 2))):
+            loaded.model.generate(**encode(loaded, "What?", tiny.picture(*size)), max_new_tokens=2, do_sample=False)
+            assert run.trace.grids == (grid,)
 
 
 def test_text_alone_has_no_visual_token_and_every_weight_is_one(loaded):

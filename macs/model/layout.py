@@ -75,9 +75,8 @@ def _repeated(once: Tokens, ids_BS: np.ndarray, times: int) -> Tokens:
 
 def _runs(kind_BS: np.ndarray) -> list[tuple[int, int]]:
     """Return (start, stop) rows of each unbroken run of one id >= 0; a run ends with its sequence."""
-    fenced = np.pad(kind_BS, ((0, 0), (1, 0)), constant_values=-1)  # so that no run reaches into the next sequence
-    changed_BS = fenced[:, 1:] != fenced[:, :-1]
-    starts = np.flatnonzero(changed_BS.reshape(-1) | (np.arange(kind_BS.size) % kind_BS.shape[1] == 0))
+    fenced = np.pad(kind_BS, ((0, 0), (1, 0)), constant_values=-2)  # unlike any id: each sequence starts anew
+    starts = np.flatnonzero(fenced[:, 1:] != fenced[:, :-1])
     stops = np.append(starts[1:], kind_BS.size)
     flat = kind_BS.reshape(-1)
     return [(int(a), int(b)) for a, b in zip(starts, stops) if flat[a] >= 0]
