@@ -124,6 +124,13 @@ def test_c23_a_hot_expert_keeps_its_capacity_and_no_more(overflow: str) -> None:
     assert int((got.status_TC == REROUTED).sum()) == (75 if overflow == "reroute" else 0)
 
 
+@pytest.mark.parametrize(("second", "status"), [(0.5, KEPT), (0.5 + 0.9e-6, KEPT), (0.5 + 1.1e-6, DROPPED)])
+def test_a_running_sum_may_pass_the_capacity_by_a_millionth(second: float, status: int) -> None:
+    arguments = call([[1.0], [0.9]], policy=preset("macs_no_reroute", capacity="static", gamma=0.75))  # capacity 1.5
+    arguments["token_weight_T"] = torch.tensor([1.0, second], dtype=torch.float64)
+    assert schedule(**arguments).status_TC.tolist() == [[KEPT], [status]]
+
+
 def test_rerouting_asks_no_expert_below_the_least_affinity() -> None:
     scores = torch.tensor([0.7, 0.15, 0.1, 0.05]).repeat(100, 1)
     policy = preset("macs", gamma=1.0, capacity="static", load="tokens", min_affinity=0.2)
