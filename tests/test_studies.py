@@ -13,7 +13,7 @@ from macs.eval.asking import FAMILIES, held_out
 from macs.eval.study_entropy import auroc, object_mask
 from macs.eval.study_quality import summary
 from macs.model.controls import random_drop
-from tests.tiny import tiny_inputs, tiny_model
+from tests.tiny import merged_batch, qwen
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,7 +49,7 @@ def test_quality_summary_counts_every_question_once():
 
 
 def test_random_drop_of_nothing_changes_no_bit_and_of_all_leaves_no_expert():
-    model, inputs = tiny_model(), tiny_inputs()
+    model, inputs = qwen(), merged_batch(4, 6)
     seen = []
     layers = [m for name, m in model.named_modules() if name.endswith("mlp.experts")]
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_random_drop_of_nothing_changes_no_bit_and_of_all_leaves_no_expert():
 
 
 def test_random_drop_refuses_a_share_that_is_none():
-    with pytest.raises(ValueError, match="share is 1.5"), random_drop(tiny_model(), 1.5, seed=0):
+    with pytest.raises(ValueError, match="share is 1.5"), random_drop(qwen(), 1.5, seed=0):
         pass
 
 
