@@ -11,7 +11,7 @@ from PIL import Image
 
 from macs.__main__ import main
 from macs.config import preset
-from macs.eval.calibrate import Example, calibrate, read_examples
+from macs.eval.calibrate import Example, calibrate, drawn_examples, read_examples
 from macs.model import apply, encode, load, read_calibration
 from macs.model import calibration as files
 from macs.model.anatomy import dissect
@@ -128,11 +128,18 @@ def test_json_lines_are_read_too(tmp_path):
     assert read_examples(lines) == [Example("a", tmp_path / "x" / "a.png"), Example("b", None)]
 
 
+def test_scenes_are_drawn_from_every_family_and_end_where_asked():
+    drawn = list(drawn_examples(6))
+    assert len(drawn) == 6 and sum(example.picture() is None for example in drawn) == 1
+    assert [example.prompt for example in drawn_examples(6)] == [example.prompt for example in drawn]
+
+
 @pytest.mark.parametrize(
     "content, arguments, said",
     [
         ('[{"prompt": "a"}]', ["--margin", "0.9"], "margin is 0.9"),
         ('[{"prompt": "a"}]', ["--margin", "nan"], "margin is nan"),
+        ('[{"prompt": "a"}]', ["--scenes", "0"], "scenes is 0"),
         (None, [], "holds no examples.json"),
         ('[{"question": "a"}]', [], "not a list of"),
         ('{"prompt": "a"}', [], "not a list of"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
+from PIL.Image import Image
 
 from macs.config import checked_number
 from macs.engine.intake import open_image
@@ -22,10 +23,15 @@ EXAMPLES = DEMO_MODEL.parent / "examples"
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt of a calibration set, with the picture file it is about or none."""
+    """One prompt of a calibration set, with the picture it is about (a file, or already drawn) or none."""
 
     prompt: str
     file: Path | None = None
+    drawn: Image | None = None
+
+    def picture(self) -> Image | None:
+        """Return the upright RGB picture, or None; raises ValueError if the file cannot be used."""
+        return open_image(self.file).image if self.file else self.drawn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=EXAMPLES,
         help="a JSON list or JSON lines of {prompt, file}, file relative to it, or a folder with examples.json or .jsonl in it",
     )
+    parser.add_argument("--scenes", type=int, metavar="N", help="for the embedded model: N drawn scenes and questions of its own world instead")
     parser.add_argument("--margin", type=float, default=0.2, help="how far from 0.5 a preference must be (0 to 0.5)")
     parser.add_argument("--out", type=Path, help="write here (default: beside the model, or the user's cache)")
 
@@ -44,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Calibrate and write one JSON file; raises ValueError with one sentence on bad input."""
     checked_number("margin", args.margin, 0.0, 0.5)
-    examples = read_examples(args.examples)
+    examples = read_examples(args.examples) if args.scenes is None else drawn_examples(args.scenes)
     from macs.model import load  # after the checks: loading a model takes seconds
     from macs.model.calibration import calibration_path, write_calibration
 
@@ -71,8 +78,7 @@ def calibrate(loaded: Any, examples: Iterable[Example], margin: float, progress:
     count = 0
     for count, example in enumerate(examples, 1):
         progress(count, example)
-        image = open_image(example.file).image if example.file else None
-        batch = encode(loaded, example.prompt, image)
+        batch = encode(loaded, example.prompt, example.picture())
         with torch.no_grad(), apply(loaded.model, "vanilla", inputs=batch) as recording:
             loaded.model(**batch, use_cache=False, logits_to_keep=1)
         _add_pairs(pairs, recording.trace)
@@ -117,6 +123,28 @@ def _entries(listing: Path) -> Iterator[Example]:
             yield Example(entry["prompt"], listing.parent / entry["file"] if entry.get("file") else None)
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{listing.name} is not a list of {{prompt, file}} entries ({type(error).__name__}); see README, 'Calibration'.") from None
+
+
+def drawn_examples(count: int) -> Iterator[Example]:
+    """Return ``count`` questions of the embedded model's world, drawn as they are asked for; raises ValueError below 1."""
+    if count < 1:
+        raise ValueError(f"scenes is {count}; use 1 or more.")
+    return _draw(count)
+
+
+def _draw(count: int) -> Iterator[Example]:
+    """The families in turn, from seeds that no held-out question has."""
+    from macs.demo.held_out import draw_question
+    from macs.demo.packing import TRAINING
+    from macs.demo.vocabulary import FAMILIES
+
+    seed = TRAINING[0]
+    for number in range(count):
+        while (asked := draw_question(FAMILIES[number % len(FAMILIES)], seed)) is None:
+            seed += 1  # this scene allows no question of the family
+        question, image = asked
+        yield Example(question.prompt, drawn=image)
+        seed += 1
 
 
 def table(calibration: Any) -> str:
