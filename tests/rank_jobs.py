@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,13 @@ def break_last_layer(rank, which: int) -> None:
 
     if rank.index == which:
         dissect(_model(rank)).layers[-1].experts.register_forward_pre_hook(hook)
+
+
+def hang(rank, which: int) -> float:
+    """An all-reduce that one rank never reaches."""
+    if rank.index == which:
+        time.sleep(600)
+    return total(rank, 0.0)
 
 
 def ping(rank) -> float:

@@ -26,6 +26,7 @@ from macs.model.parallel import partial_output
 from macs.model.timeline import CallTimes, split_collectives
 from macs.trace_file import load_trace, save_trace
 from tests import rank_jobs, tiny
+from tests.processes import children, gone, listening, signalable
 
 ROOT = Path(__file__).parents[1]
 REQUEST = Request("what is it?", tiny.picture(), 16)
@@ -130,6 +131,7 @@ def test_runs_give_the_answer_of_one_process_and_the_time_of_each_rank(split, lo
     chosen, size = preset(policy, gamma=0.6), split.info.ep_size
     mine = split.run(REQUEST, chosen)
     other = local.run(REQUEST, chosen, ep_size=size)
+    assert split.info.parameters == local.info.parameters and split.info.measured
     assert mine.answer_A == other.answer_A and len(mine.answer_A) == 16
     assert np.abs(mine.logprob_AV - other.logprob_AV).max() < 1e-4
     assert mine.trace.answer == other.trace.answer and mine.trace.images == other.trace.images
@@ -259,23 +261,6 @@ def test_auto_is_one_process_without_two_gpus(folder):
     assert isinstance(engine, LocalEngine) and not engine.info.measured
 
 
-def gone(pids, seconds=10.0):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        if not any(Path(f"/proc/{pid}").exists() or _signalable(pid) for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _signalable(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_a_rank_that_is_killed_raises_or_hangs_becomes_one_sentence_and_the_next_run_starts_afresh(folder, local):
     timeout = 4.0
     engine = start(folder, 2, device="cpu", rank_timeout=timeout)
@@ -286,7 +271,8 @@ def test_a_rank_that_is_killed_raises_or_hangs_becomes_one_sentence_and_the_next
         with pytest.raises(EngineFailure) as failure:
             engine.run(REQUEST, preset("macs"), hooks=hooks)
         assert time.monotonic() - began < timeout + 8
-        assert str(failure.value).startswith(f"Rank 1 of 2 {what}") and "run again" in str(failure.value) and "\n" not in str(failure.value)
+        said = str(failure.value)
+        assert said.startswith(f"Rank 1 of 2 {what}") and "run again" in said and "\n" not in said
         assert gone(pids) and engine.group is None
         assert engine.run(REQUEST, preset("macs")).answer_A == expected
         assert engine.group.pids != pids
@@ -311,14 +297,16 @@ def test_ranks_end_with_a_caller_that_is_killed():
     script = "from macs.engine.launch import RankGroup\ngroup = RankGroup(2)\nprint(*group.pids, flush=True)\nimport time; time.sleep(600)"
     caller = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     pids = list(map(int, caller.stdout.readline().split()))
-    assert len(pids) == 2 and all(map(_signalable, pids))
+    assert len(pids) == 2 and all(map(signalable, pids))
     caller.kill()
     caller.wait()
     assert gone(pids)
 
 
-def children(pid):
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
+def test_ranks_listen_on_loopback_alone(groups):
+    for pid in groups(2).pids:
+        addresses = listening(pid)
+        assert addresses and set(addresses) == {"0100007F"}  # 127.0.0.1: torch's own sockets between ranks
 
 
 def test_ctrl_c_leaves_no_process(folder):
@@ -346,6 +334,26 @@ def test_torchrun_gives_the_same_trace(folder, local, tmp_path):
         assert np.array_equal(layer.decision.status_TC, same.decision.status_TC)
         assert np.array_equal(layer.decision.expert_TC, same.decision.expert_TC)
         assert layer.seconds["experts"].shape == (2,)
+
+
+HANGING = """
+import sys, time
+from macs.engine.joined import JoinedGroup
+from tests.rank_jobs import hang, total
+group = JoinedGroup(timeout=3)
+if group.index:
+    group.serve()
+print(group.call(total, 1.0), flush=True)
+group.call(hang, 1)
+"""
+
+
+def test_a_hung_rank_ends_a_torchrun_launch(tmp_path):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(tmp_path / "hanging.py")]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "[3.0, 3.0]" in done.stdout
+    assert "of 2 has not moved for 3 seconds" in done.stderr
 
 
 def test_ranks_that_decide_differently_void_the_run(groups, folder):

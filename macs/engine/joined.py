@@ -102,7 +102,7 @@ class JoinedGroup:
             if limit is None or self._rank.position != position:
                 position, moved = self._rank.position, now
             elif now - moved > limit:
-                self._leave(f"has not moved for {limit:g} seconds")
+                self._leave(f"has not moved for {limit:g} seconds (raise --rank-timeout if it is only slow)")
 
     def _leave(self, what: str) -> None:
         print(f"Rank {self.index} of {self.size} {what}. Start the command again.", file=sys.stderr, flush=True)

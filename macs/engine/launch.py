@@ -168,7 +168,7 @@ class RankGroup:
         now = time.monotonic()
         silent = [i for i, member in waiting if now - member.heard > min(SILENT_SECONDS, timeout)]
         index = silent[0] if silent else min(waiting, key=lambda pair: pair[1].position)[0]
-        return index, f"has not moved for {timeout:g} seconds"
+        return index, f"has not moved for {timeout:g} seconds (raise --rank-timeout if it is only slow)"
 
 
 def _joined(rank) -> int:

@@ -44,7 +44,8 @@ class LocalEngine:
         with self._lock:
             generated = generate(self._loaded, batch, policy, max_new_tokens=request.max_new_tokens, **given)
             kl = distance(reference, generated, along)
-        return complete(self._loaded, request, generated, about={"times": "measured in one process; ranks are placement"}, kl=kl)
+        about = {"times": "measured in one process; ranks are placement", "parameters": self.info.parameters}
+        return complete(self._loaded, request, generated, about=about, kl=kl)
 
     def close(self) -> None:
         """Free the model."""

@@ -15,6 +15,7 @@ from typing import Any, Mapping
 import numpy as np
 import torch
 import torch.distributed as dist
+import transformers
 
 from macs.config import Policy
 from macs.engine.base import EngineFailure, EngineInfo, Progress, Request, Run
@@ -54,6 +55,9 @@ class Share:
 
 def start(rank: Rank, name_or_path: str, dtype: str, exchange: str) -> EngineInfo:
     """Load this rank's share of the model and return what is known of the whole."""
+    transformers.logging.disable_progress_bar()
+    if rank.index > 0:
+        transformers.logging.set_verbosity_error()  # all ranks read the same files; rank 0 says what is odd about them
     device = f"cuda:{torch.cuda.current_device()}" if rank.device == "cuda" else "cpu"
     loaded = load(name_or_path, dtype=dtype, device=device, ranks=rank.size, exchange=exchange)
     calibration = read_calibration(loaded)
@@ -101,6 +105,7 @@ def put_together(shares_G: list[Share], info: EngineInfo, exchange: str) -> Run:
             raise EngineFailure(f"The ranks executed {counted_G} pairs in layer {layer.layer}, not those of the schedule; the run is void.")
     about = dict(first.trace.about) | {
         "device": info.device,
+        "parameters": info.parameters,
         "times": f"measured on {len(shares_G)} ranks",
         "exchange": exchange,
         "ranks": [{"host": share.host, "peak_bytes": dict(share.peak_bytes)} for share in shares_G],

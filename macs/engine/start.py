@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -74,6 +75,8 @@ def _split(model: str, count: int, joined: bool, device: str, rank_timeout: floa
     from macs.engine.joined import JoinedGroup
     from macs.model import count_experts
 
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # transformers would otherwise put this rank on a GPU
     check_ep_size(count, count_experts(model), "ranks")  # on every rank, before they wait for one another
     group = JoinedGroup(device=device, timeout=rank_timeout)
     if group.index > 0:
