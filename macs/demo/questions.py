@@ -244,7 +244,7 @@ def region(scene: Scene, thing: Thing) -> str | None:
     if any(abs(v - b) < 0.04 for v in (x, y) for b in (1 / 3, 2 / 3)):
         return None
     row, column = ("top", "", "bottom")[int(y * 3)], ("left", "", "right")[int(x * 3)]
-    return f"{row} {column}".strip() or "center"
+    return f"{row} {column}".strip() or "middle"
 
 
 def ask_where(rng: random.Random, scene: Scene) -> PairQA:

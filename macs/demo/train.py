@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from .attention import use_packed_attention
-from .build import build_config, build_model, build_processor, build_tokenizer
+from .build import build_config, build_model, build_processor, build_tokenizer, save_model
 from .optimizer import Optimizer
 from .packing import VALIDATION, Batches, Mix, Packer, draw_batch
 from .vocabulary import CLASSES, COLOUR_ID, FAMILIES, NUMBERS
@@ -138,11 +138,10 @@ class Run:
 
 def start(settings: Settings, folder: Path, weights: Path | None) -> Run:
     """A new run (from `weights` when given), or the one whose checkpoint lies in `folder`."""
+    processor = AutoProcessor.from_pretrained(folder / "tokenizer")
     if weights is None:
-        processor = AutoProcessor.from_pretrained(folder / "tokenizer")
         model = build_model(build_config(processor.tokenizer), settings.seed)
     else:
-        processor = AutoProcessor.from_pretrained(weights)
         model = AutoModelForImageTextToText.from_pretrained(
             weights, dtype=torch.float32, experts_implementation="grouped_mm"
         )
@@ -208,8 +207,9 @@ def train(settings: Settings, folder: Path, weights: Path | None = None, minutes
     operation.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if weights is None and not (folder / "tokenizer").exists():
-        build_processor(build_tokenizer()).save_pretrained(folder / "tokenizer")
+    if not (folder / "tokenizer").exists():
+        processor = AutoProcessor.from_pretrained(weights) if weights else build_processor(build_tokenizer())
+        processor.save_pretrained(folder / "tokenizer")
     arguments = (settings, folder, weights, minutes)
     if settings.processes == 1:
         _train_part(0, *arguments)
@@ -278,9 +278,14 @@ class Log:
         self.score, self.tick = {}, now
 
 
-def averaged(run: Run) -> nn.Module:
-    """The run's model with its averaged weights."""
-    with torch.no_grad():
-        for name, parameter in run.model.named_parameters():
-            parameter.copy_(run.average[name])
-    return run.model.eval()
+def export(folder: Path, out: Path) -> int:
+    """Writes the averaged weights of the run in `folder` as a transformers checkpoint; returns the run's step."""
+    if not (folder / "checkpoint.pt").exists():
+        raise ValueError(f"{folder} holds no checkpoint.pt; train first")
+    saved = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
+    processor = AutoProcessor.from_pretrained(folder / "tokenizer")
+    model = build_model(build_config(processor.tokenizer), 0)
+    model.load_state_dict(saved["model"])
+    model.load_state_dict(saved["average"], strict=False)
+    save_model(model, processor, out)
+    return saved["step"]
