@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers.integrations.moe as hf_moe
 
+import macs
 from macs.config import PRESETS, preset
 from macs.core import DROPPED, KEPT
 from macs.model import apply
@@ -471,6 +472,12 @@ def test_a_router_that_cannot_be_read_is_refused(qwen):
     with pytest.raises(ValueError, match="not proportional"), apply(qwen.model, "macs"):
         logits(qwen.model, qwen.batch)
     handle.remove()
+
+
+def test_a_users_own_model_outside_the_app(qwen):
+    with macs.apply(qwen.model, policy="macs", gamma=1.0) as run:
+        qwen.model.generate(**qwen.batch, max_new_tokens=2, do_sample=False)
+    assert run.trace.policy == macs.preset("macs", gamma=1.0) and run.trace.grids == ((3, 4),)
 
 
 def test_the_layers_schedule_is_timed(qwen):

@@ -74,10 +74,13 @@ def dissect(model: nn.Module) -> Anatomy:
 def _moe_layers(text: nn.Module) -> tuple[MoeLayer, ...]:
     found = []
     for name, module in text.named_modules():
-        parent = text.get_submodule(name.rpartition(".")[0]) if name else text
+        parent_name, _, last = name.rpartition(".")
+        if last != "experts" or not _takes_ids_and_weights(module):
+            continue
+        parent, layer = text.get_submodule(parent_name), re.search(r"(?:^|\.)(\d+)\.", name)
         router = next((getattr(parent, r) for r in _ROUTER_NAMES if isinstance(getattr(parent, r, None), nn.Module)), None)
-        if name.rpartition(".")[2] == "experts" and router is not None and _takes_ids_and_weights(module):
-            found.append(MoeLayer(int(re.search(r"(?:^|\.)(\d+)\.", name)[1]), router, module))
+        if router is not None and layer is not None:
+            found.append(MoeLayer(int(layer[1]), router, module))
     return tuple(found)
 
 

@@ -52,7 +52,7 @@ class ForwardPass:
             return self.token_weight_T
         if policy.entropy_source == "embedding":
             entropy_T = self.entropy_embedding_T
-        known_T = torch.where(self.visual_T, entropy_T, 0.0)
+        known_T = torch.where(self.visual_T, entropy_T.to(self.visual_T.device), 0.0)
         weight_T = token_weights(known_T, self.image_T, delta=policy.delta, eps=policy.eps, normalize=policy.normalize)
         if policy.entropy_source != "layer":
             self.token_weight_T = weight_T

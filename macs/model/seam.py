@@ -145,7 +145,7 @@ class _Session:
     def _see_embeddings(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         embeds_BSD = kwargs.get("inputs_embeds")
         if self._pass is not None and self._pass.phase == "prefill" and embeds_BSD is not None:
-            self._pass.entropy_embedding_T = _visual_entropy(embeds_BSD.flatten(0, 1), self._pass.visual_T)
+            self._pass.entropy_embedding_T = _visual_entropy(embeds_BSD.flatten(0, 1), self._pass.visual_T.to(embeds_BSD.device))
 
     def _see_router(self, args: tuple, output: Any) -> None:
         if not isinstance(output, tuple) or len(output) < 3 or output[0].shape[-1] != self.anatomy.num_experts:
@@ -176,24 +176,25 @@ class _Session:
     def _decide(self, layer: MoeLayer, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> LayerRecord:
         """Return the record of one layer with the policy's decision, all in float32; the clock covers what serving needs."""
         at, first_TN, self._first_TN = self._pass, self._first_TN, None
-        weight_TK = weight_TK.detach()
+        weight_TK, device = weight_TK.detach(), first_TN.device  # layers of one model may lie on several
+        visual_T, valid_T = at.visual_T.to(device), at.valid_T.to(device)
         scale_N = self._scale(layer)
         if scale_N is not None:
             weight_TK = weight_TK.float() / scale_N[expert_TK]
         if self.recording.reading is None:
-            self.recording.reading = read_router(first_TN, weight_TK, expert_TK, at.valid_T, declared=self.anatomy.family.scoring)
+            self.recording.reading = read_router(first_TN, weight_TK, expert_TK, valid_T, declared=self.anatomy.family.scoring)
         reading = self.recording.reading
-        modality_N = self._modality[layer.index].to(first_TN.device)
-        entropy_T = _visual_entropy(hidden_TD, at.visual_T)
-        with Stopwatch(first_TN.device) as clock:
+        modality_N = self._modality[layer.index].to(device)
+        entropy_T = _visual_entropy(hidden_TD, visual_T)
+        with Stopwatch(device) as clock:
             scores_TN, weight_TK, expert_TK = SCORINGS[reading.scoring](first_TN), weight_TK.float(), expert_TK.long()
             decision = schedule(
                 scores_TN,
                 expert_TK,
                 weight_TK,
-                at.weights(self._policy, entropy_T),
-                at.visual_T,
-                at.valid_T,
+                at.weights(self._policy, entropy_T).to(device),
+                visual_T,
+                valid_T,
                 policy=self._policy,
                 ep_size=self._ep_size,
                 modality_N=modality_N,
