@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from macs.engine.local import LocalEngine
+from macs.engine.start import add_flags, chosen, start
 from macs.view.examples import find_examples
 from macs.view.page import build_page, launch_options
 
@@ -18,6 +18,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The MACS workbench in a browser.")
     parser.add_argument("--model", default=str(ASSETS / "demo_model"), help="folder or hub id (default: the embedded model)")
     parser.add_argument("--ep-size", type=int, help="ranks over which the experts are placed (default: up to 4)")
+    add_flags(parser)
     parser.add_argument("--examples", type=Path, default=ASSETS / "examples", help="folder of recorded examples")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, help="port to listen on (default: the first free one from 7860)")
@@ -28,12 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     """Serve the page until it is interrupted; bad flags end with one sentence and exit code 2."""
     flags = parse(argv)
     try:
-        engine = LocalEngine(flags.model, ep_size=flags.ep_size)
-        page = build_page(engine, find_examples(flags.examples))
+        examples = find_examples(flags.examples)
+        engine = start(flags.model, ep_size=flags.ep_size, **chosen(flags))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     try:
+        page = build_page(engine, examples)
         page.launch(server_name=flags.host, server_port=flags.port, show_error=True, **launch_options())
     finally:
         engine.close()

@@ -1,11 +1,13 @@
 """What the page's regions say is what the traces hold; every text exists in both languages; foreign text is escaped."""
 
+import csv
 import io
 import json
 import re
 import string
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
@@ -13,12 +15,14 @@ from PIL import Image
 
 from macs.config import Policy, preset
 from macs.engine.base import Request
-from macs.engine.compare import NAMES, compare
+from macs.engine.compare import NAMES, Comparison, compare
 from macs.trace import DROPPED, KEPT, REROUTED
-from macs.view import findings, heat, ledger, maps, picker, queues, reading, selection, session, settings, shown
+from macs.trace_file import save_trace
+from macs.view import curves, export, findings, gantt, heat, layers, ledger, maps, method, picker, queues, reading, selection, session, settings, shown, tokens, trade
 from macs.view.picture import pictures
 from macs.view.words import LANGUAGES, Words, best_language, table
 from tests.fake_engine import FakeEngine
+from tests.made import made_trace
 from tests.markup import one, read
 
 PHOTO = Path(__file__).parent / "data" / "cat.jpg"
@@ -192,7 +196,8 @@ def test_heat_is_load_over_capacity(content):
     assert len(cells) == ratio_LN.size
     for e, ratio, turned in zip(cells, ratio_LN.flatten(), turned_LN.flatten()):
         assert e.has("ho") == (ratio > 1 + 1e-6)
-        assert e.text == (str(turned) if turned else "")
+        assert f"load {ratio:.2f}× capacity, {turned} pairs turned away" in e.text  # its tooltip
+    assert [e.text for e in read(markup) if e.has("hv")] == [str(n) for n in turned_LN.flatten() if n]
 
 
 def test_picker_has_a_button_per_layer(content):
@@ -307,10 +312,12 @@ def test_both_languages_have_every_text_with_the_same_values():
         assert all(texts[lang].strip() for lang in LANGUAGES), key
 
 
-def test_every_key_used_exists():
+def test_every_text_is_used_and_every_key_used_exists():
     source = "".join(p.read_text() for p in (Path(session.__file__).parent).glob("*.py"))
-    for key in re.findall(r"""words(?:\.html)?\(["'](\w+)["']""", source):
-        assert key in table(), key
+    built = re.compile("^(p|in|c|bd|st|row|cost|err|phase|set|m)_")  # keys put together in code
+    unused = [key for key in table() if f'"{key}"' not in source and f"'{key}'" not in source and not built.match(key)]
+    assert not unused
+    assert not [key for key in re.findall(r"""words(?:\.html)?\(["'](\w+)["']""", source) if key not in table()]
 
 
 @pytest.mark.parametrize(("header", "lang"), [("zh-CN,zh;q=0.9,en;q=0.8", "zh"), ("en-GB,en", "en"), ("de,zh;q=0.5", "zh"), ("fr", "en"), ("", "en")])
@@ -335,3 +342,158 @@ def test_controls_and_policy_are_the_same_thing():
             assert EN(f"{field.word}_i") and ZH(f"{field.word}_i")
         for words in (EN, ZH):
             field.choices(words)
+
+
+# ---- figures, tabs and what can be taken along
+
+
+def test_curves_are_the_schedules_at_each_gamma(content):
+    drawn = curves.curves(content)
+    for curve, at in ((drawn.policy, lambda g: preset("macs", gamma=g)), (drawn.base, lambda g: preset("token_drop", gamma=g))):
+        i = len(curve.gamma) // 2
+        planned = (content.run.policy if curve is drawn.policy else content.run.same_time).reschedule(at(float(curve.gamma[i])))
+        assert curve.straggler[i] == pytest.approx(planned.straggler())
+        assert curve.dropped[i] == pytest.approx(planned.share(DROPPED))
+        assert curve.moved[i] == pytest.approx(planned.share(DROPPED) + planned.share(REROUTED))
+    assert drawn.fit(content) and drawn.fit(shown.plan(content, preset("macs", gamma=2.0), "token_drop", 4))
+    assert not drawn.fit(shown.plan(content, preset("macs", gamma=0.6, delta=2.0), "token_drop", 4))
+    assert curves.curves(content, cancelled=lambda: True) is None
+
+
+def test_the_time_line_says_what_each_drops(content):
+    now = content.now
+    text = trade.sentence(content, EN)
+    assert text.startswith(f"MACS drops {100 * now.policy.share(DROPPED):.1f}% at {now.policy.straggler():.2f}× the mean.")
+    assert f"(γ {now.same_time.policy.gamma:.2f}) drops {100 * now.same_time.share(DROPPED):.1f}%" in text
+    for drawn in (None, curves.curves(content)):
+        read(trade.render(content, EN, drawn))
+
+
+def test_waiting_is_the_share_of_rank_time_behind_the_slowest(content):
+    time_LG = gantt.durations(content.policy, measured=False)
+    layers = content.policy.layers
+    assert (time_LG == [layer.rank_tokens(4) for layer in layers]).all()
+    idle = sum(layer.rank_tokens(4).max() * 4 - layer.rank_tokens(4).sum() for layer in layers)
+    assert gantt.waiting(time_LG) == pytest.approx(idle / sum(layer.rank_tokens(4).max() * 4 for layer in layers))
+    assert f"{100 * gantt.waiting(time_LG):.0f}% with MACS" in gantt.render(content, EN)
+
+
+def test_measured_times_are_shown_where_every_rank_was_clocked(content):
+    def clocked(trace, factor):
+        layers = tuple(replace(x, seconds={"experts": np.array([1.0, 2.0, 3.0, 4.0]) * factor / 1e3}) for x in trace.layers)
+        return replace(trace, layers=layers)
+
+    run = replace(content.run, **{n: clocked(getattr(content.run, n), 2.0 if n == "vanilla" else 1.0) for n in NAMES})
+    measured = shown.open_run(run, "live", seconds=1.0, measured=True)
+    assert "48.0 ms" in gantt.render(measured, EN) and "2.00× measured" in ledger.render(measured, EN)  # 6 layers of 8 ms
+    assert "measured" in session.render(measured, EN)["header"]
+    planned = shown.plan(measured, preset("macs", gamma=0.9), "token_drop", 4)  # nobody clocked this one
+    assert "tokens executed, summed" in gantt.render(planned, EN) and "× measured" not in ledger.render(planned, EN)
+
+
+def test_every_text_token_stands_with_the_fates_of_its_slots(content):
+    trace, layer = content.policy, content.layers[2]
+    markup = tokens.render(content, EN)
+    chips = [e for e in read(markup) if e.tag == "button"]
+    text_T = np.nonzero(~trace.tokens.visual_T & trace.tokens.valid_T)[0]
+    assert [int(c.attrs["data-token"]) for c in chips] == text_T.tolist()
+    names = {KEPT: "kept", DROPPED: "dropped", REROUTED: "rerouted"}
+    for chip, t in zip(chips, text_T):
+        assert chip.attrs["aria-label"].endswith(", ".join(names[s] for s in layer.decision.status_TC[t].tolist()))
+    assert f"{int(trace.tokens.visual_T.sum())} image patches" in markup
+
+
+def test_the_layer_table_holds_straggler_and_shares(content):
+    for i, (v, b, p) in enumerate(zip(content.now.vanilla.layers, content.base.layers, content.policy.layers)):
+        row = layers.rowdata(content, i)
+        assert row[:3] == [v.straggler(4), b.straggler(4), p.straggler(4)]
+        assert row[4:6] == [b.dropped / b.pairs, p.dropped / p.pairs]
+        assert row[8:] == [b.lost_every_expert(), p.lost_every_expert()]
+    assert len([e for e in read(layers.render(content, EN)) if "data-layer" in e.attrs]) == len(content.policy.layers)
+
+
+def test_formulas_have_this_inputs_numbers_put_in(content):
+    layer = content.layers[2]
+    text = method.render(content, EN)
+    capacity = 0.6 * layer.pairs / 16
+    assert f"0.6 · {layer.pairs // 2} · 2 / 16 = {capacity:.2f}" in text
+    assert f"= {layer.decision.visual_ratio:.3f}" in text
+    assert f"{layer.rank_tokens(4).max()} / ({layer.pairs}/4) = {layer.straggler(4):.2f}" in text
+
+
+def test_the_pair_table_has_every_pair_of_both_policies(content):
+    rows = list(csv.DictReader(io.StringIO(export.pairs_csv(content))))
+    assert len(rows) == 2 * sum(layer.pairs for layer in content.policy.layers)
+    layer = content.layers[2]
+    own = [r for r in rows if r["policy"] == "macs" and int(r["layer"]) == layer.layer]
+    assert sum(r["status"] == "dropped" for r in own) == layer.dropped
+    executed = np.bincount([int(r["executed_by"]) for r in own if r["executed_by"]], minlength=16)
+    assert (executed == layer.decision.tokens_after_N).all()
+
+
+def test_a_token_that_looks_like_a_formula_stays_text(content):
+    texts = tuple("=1+1" if not v else "" for v in content.policy.tokens.visual_T)
+    trace = replace(content.policy, tokens=replace(content.policy.tokens, text_T=texts))
+    odd = replace(content, now=replace(content.now, policy=trace, same_time=trace))
+    assert all(r["text"] in ("", "'=1+1") for r in csv.DictReader(io.StringIO(export.pairs_csv(odd))))
+
+
+def test_traces_taken_along_come_back(content, tmp_path):
+    (tmp_path / "run.zip").write_bytes(export.traces(content))
+    back = export.opened(tmp_path / "run.zip")
+    for name in NAMES:
+        before, after = getattr(content.run, name), getattr(back, name)
+        assert after.policy == before.policy and after.answer == before.answer and after.kl == before.kl
+        assert all((a.decision.expert_TC == b.decision.expert_TC).all() for a, b in zip(before.layers, after.layers))
+
+
+def test_one_trace_opens_with_the_other_policies_scheduled_and_no_answers(content, tmp_path):
+    save_trace(content.run.policy, tmp_path / "one.npz")
+    back = export.opened(tmp_path / "one.npz")
+    assert back.policy.answer and not back.vanilla.answer and back.same_time.kl is None
+    assert back.same_time.straggler() >= back.policy.straggler() - 1e-9
+    assert "no answer" in ledger.render(shown.open_run(back, "file"), EN)
+
+
+def test_a_file_that_is_no_trace_is_refused(tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="This file is no trace"):
+        export.opened(tmp_path / "x.npz")
+
+
+def test_the_script_is_python_and_holds_every_setting(content):
+    source = export.script(content)
+    compile(source, "script", "exec")
+    namespace: dict = {}
+    exec("from macs.config import Policy\n" + source[source.index("policy =") : source.index("result =")], namespace)
+    assert namespace["policy"] == content.policy.policy
+    assert repr(content.run.policy.prompt) in source
+
+
+def test_a_link_restores_settings_and_view(content):
+    moved = shown.plan(content, preset("macs", gamma=0.9, delta=2.0, entropy_source="layer"), "expanded_drop", 8)
+    moved = replace(moved, layer=2, beside="same_gamma", focus=("expert", 3), example="scene")
+    query = dict(parse_qsl(export.link(moved)[1:]))
+    assert query["example"] == "scene" and query["layer"] == "2" and query["focus"] == "expert-3"
+    values = export.settings_from(query, settings.values_of(*shown.settings_of(content.run)))
+    assert (settings.policy_of(values), values["baseline"], values["ep_size"]) == shown.settings_of(moved.now)
+
+
+def test_nonsense_in_a_link_is_left_out(content):
+    values = settings.values_of(*shown.settings_of(content.run))
+    assert export.settings_from({"gamma": "much", "load": "bricks", "ep_size": "-1", "what": "1"}, values) == values
+
+
+def test_the_report_is_one_whole_file(content):
+    markup = export.report(session.render(content, EN), "p{}", EN)
+    read(markup.replace("<!doctype html>", ""))
+    assert "http" not in re.sub(r"http://www.w3.org/2000/svg", "", markup)
+
+
+def test_a_large_map_is_a_picture():
+    trace = made_trace(preset("macs"), rows=4, columns=4, layers=24, experts=128, ep_size=8)
+    plain = made_trace(preset("vanilla"), rows=4, columns=4, layers=24, experts=128, ep_size=8)
+    big = shown.open_run(Comparison(plain, trace, trace, trace, True), "file")
+    markup = heat.render(big, EN)
+    assert "data-cell-expert" not in markup and markup.count('data-cell-columns="128"') == 2 and len(markup) < 60_000
+    read(markup)

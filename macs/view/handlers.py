@@ -8,7 +8,8 @@ from typing import Any, Iterator, Mapping
 
 from macs.engine.base import Engine, Request
 from macs.engine.intake import open_image
-from macs.view import job, settings, shown
+from macs.view import curves, export, job, settings, shown
+from macs.view.examples import Example
 from macs.view.header import READY, Status, progress
 from macs.view.session import Session
 
@@ -54,16 +55,56 @@ def speak(session: Session, lang: str) -> Changes:
         return session.changes()
 
 
-def open_example(session: Session, example) -> tuple[Changes, bool]:
+def open_example(session: Session, example: Example, ep_size: int) -> tuple[Changes, bool]:
     """Show a recorded example; returns the changes and whether it could be read."""
     try:
         comparison = example.load()
     except ValueError:
         return session.status_changes(Status("error", session.words("st_example"))), False
     with session.lock:
-        session.shown = shown.open_run(comparison, "recorded", beside=session.shown.beside)
+        session.shown = shown.placed(shown.open_run(comparison, "recorded", beside=session.shown.beside, example=example.name), ep_size)
         session.status = session.status if session.running else READY
         return session.changes(), True
+
+
+def restore(session: Session, query: Mapping[str, str]) -> None:
+    """Put the settings and the view of a link onto the example that it names; what it holds wrongly is left out."""
+    values = settings.values_of(*shown.settings_of(session.shown.now))
+    where: dict[str, Any] = {}
+    if query.get("layer", "").isdigit():
+        where["layer"] = int(query["layer"])
+    if "beside" in query:
+        where["beside"] = query["beside"]
+    kind, _, index = query.get("focus", "").partition("-")
+    if index.isdigit():
+        where["focus"] = kind, int(index)
+    adjust(session, export.settings_from(query, values))
+    look(session, **where)
+
+
+def open_file(session: Session, path: str) -> tuple[Changes, bool]:
+    """Show the run in a trace file; returns the changes and whether it could be read."""
+    try:
+        comparison = export.opened(path)
+    except ValueError as error:
+        return session.status_changes(Status("error", session.words.sentence(str(error)))), False
+    with session.lock:
+        session.shown = shown.open_run(comparison, "file", beside=session.shown.beside)
+        session.status = session.status if session.running else READY
+        return session.changes(), True
+
+
+def draw_curves(session: Session) -> Changes:
+    """Compute the curves over γ if those at hand are of other settings; gives up when the settings change meanwhile."""
+    content = session.shown
+    if session.curves and session.curves.fit(content):
+        return {}
+    new = curves.curves(content, cancelled=lambda: session.shown.now is not content.now)
+    with session.lock:
+        if new is None or not new.fit(session.shown):
+            return {}
+        session.curves = new
+        return session.changes()
 
 
 def start(session: Session, engine: Engine, line: job.Line, picture: str | None, prompt: str, values: Mapping[str, Any]) -> Iterator[Changes]:

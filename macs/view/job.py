@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Iterator
 
 from macs.config import Policy
-from macs.engine.base import Engine, Hooks, Progress, Request, Stopped
+from macs.engine.base import Engine, EngineFailure, Hooks, Progress, Request, Stopped
 from macs.engine.compare import Comparison, compare
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ def _work(engine: Engine, line: Line, ticket: object, order: Order, stop: thread
         outcome.seconds = time.perf_counter() - start
     except Stopped:
         outcome.stopped = True
-    except ValueError as error:
+    except (ValueError, EngineFailure) as error:
         outcome.error = str(error)
     except Exception as error:  # a bug or the machine: the page must say so and stay usable
         log.exception("A run failed.")

@@ -7,6 +7,7 @@ import difflib
 import numpy as np
 
 from macs.trace import DROPPED, KEPT, REROUTED, LayerTrace, Trace
+from macs.view.gantt import durations, is_measured
 from macs.view.markup import FATE_CLASS, FATE_WORD, esc, num, short
 from macs.view.shown import Shown
 from macs.view.words import Words
@@ -51,7 +52,10 @@ def _row(row: str, shown: Shown, words: Words, widest: int) -> str:
         ("slowest", num(trace.straggler())),
         ("speedup", f"{num(mean_speedup(shown.now.vanilla, trace))}×"),
     )
-    cells = "".join(f'<td class="num" data-col="{key}" data-label="{esc(words(key))}">{text}</td>' for key, text in numbers)
+    timed = f"<small>{esc(words('measured_x', x=num(measured_speedup(shown.now.vanilla, trace))))}</small>" if is_measured(shown) else ""
+    cells = "".join(
+        f'<td class="num" data-col="{key}" data-label="{esc(words(key))}">{text}{timed if key == "speedup" else ""}</td>' for key, text in numbers
+    )
     kl = "–" if trace.kl is None else num(trace.kl, 3)
     return (
         f'<tr data-row="{row}"{_marks(row, shown)}><th scope="row"><b>{esc(words.policy(trace.policy.preset))}</b>'
@@ -81,6 +85,12 @@ def mean_speedup(vanilla: Trace, trace: Trace) -> float:
     """Return the mean over layers of vanilla's slowest rank ÷ the policy's, from tokens (§5)."""
     slowest = ((a.rank_tokens(trace.ep_size).max(), b.rank_tokens(trace.ep_size).max()) for a, b in zip(vanilla.layers, trace.layers))
     return float(np.mean([before / max(after, 1) for before, after in slowest]))
+
+
+def measured_speedup(vanilla: Trace, trace: Trace) -> float:
+    """Return the mean over layers of vanilla's slowest rank ÷ the policy's, from the ranks' clocks in the experts."""
+    before_L, after_L = (durations(t, measured=True).max(1) for t in (vanilla, trace))
+    return float((before_L / np.maximum(after_L, 1e-9)).mean())
 
 
 def _fates(layer: LayerTrace, words: Words) -> str:

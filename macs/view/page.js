@@ -68,13 +68,16 @@
       if (panel.classList.toggle("open")) panel.scrollIntoView({ block: "nearest" });
       pressed();
     } else if (found.sends) send(found.sends.dataset.send, { value: found.sends.dataset.value });
-    else select(at);
+    else select(at, [event.clientX, event.clientY]);
   });
-  function select(at) {
+  function select(at, point) {
     const focus = at("[data-focus]"), token = at("[data-token]"), expert = at(".ex"), cell = at("[data-cell-expert]"), row = at("[data-cell-layer]");
+    const take = at("[data-take]"), grid = at("[data-cell-rows]");
     if (focus) send("focus", { kind: focus.dataset.focus, value: focus.dataset.value ?? "0" });
     else if (token) send("focus", { kind: "token", value: token.dataset.token });
     else if (expert) send("focus", { kind: "expert", value: expert.dataset.expert });
+    else if (take) carry(take);
+    else if (grid) send("cell", inGrid(grid, point));
     else if (cell) send("cell", { layer: row.dataset.cellLayer, value: cell.dataset.cellExpert });
     else if (row) send("layer", { value: row.dataset.cellLayer });
   }
@@ -82,6 +85,63 @@
     const mode = document.getElementById("page")?.dataset.map;
     if (mode) all("[data-set=map]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === mode)));
     all("[data-opens]").forEach((b) => b.setAttribute("aria-expanded", String(document.getElementById(b.dataset.opens).classList.contains("open"))));
+  }
+
+  function inGrid(grid, [x, y]) {
+    const box = grid.getBoundingClientRect(), { cellRows: rows, cellColumns: columns } = grid.dataset;
+    const index = (at, low, size, count) => String(Math.min(count - 1, Math.max(0, Math.floor(((at - low) / size) * count))));
+    return { layer: index(y, box.top, box.height, rows), value: index(x, box.left, box.width, columns) };
+  }
+
+  // ---- take along: figures as they look now, and a link to this view
+  async function carry(button) {
+    if (button.dataset.take === "link") {
+      const query = new URLSearchParams(button.dataset.link);
+      query.set("lang", document.querySelector("header[data-lang]").dataset.lang);
+      await navigator.clipboard.writeText(`${location.origin}${location.pathname}?${query}`);
+      const text = button.textContent;
+      button.textContent = button.dataset.done;
+      setTimeout(() => (button.textContent = text), 1500);
+      return;
+    }
+    for (const figure of all("#figures .fig")) {
+      const name = `macs-${figure.closest("[id]:not([id^=html-])").id}-${all(".fig", figure.closest("[id]:not([id^=html-])")).indexOf(figure) + 1}`;
+      const drawing = new Blob([standalone(figure)], { type: "image/svg+xml" });
+      save(button.dataset.take === "svg" ? drawing : await bitmap(drawing, figure), `${name}.${button.dataset.take}`);
+    }
+  }
+  const inherited = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight", "font-family", "paint-order", "stroke-linejoin"];
+  function standalone(figure) {
+    const copy = figure.cloneNode(true), box = figure.viewBox.baseVal;
+    const from = [figure, ...all("*", figure)], to = [copy, ...all("*", copy)];
+    from.forEach((element, i) => {
+      const style = getComputedStyle(element);
+      for (const name of inherited) to[i].style.setProperty(name, style.getPropertyValue(name));
+    });
+    const hatch = document.getElementById("hatch").cloneNode(true), pen = getComputedStyle(document.querySelector("#hatch .hatch-line"));
+    hatch.firstElementChild.setAttribute("style", `stroke:${pen.stroke};opacity:${pen.opacity}`);
+    copy.prepend(hatch);
+    copy.setAttribute("width", box.width);
+    copy.setAttribute("height", box.height);
+    copy.style.background = getComputedStyle(document.body).backgroundColor;
+    return new XMLSerializer().serializeToString(copy);
+  }
+  async function bitmap(drawing, figure) {
+    const scale = 2, box = figure.viewBox.baseVal, image = new Image(), canvas = document.createElement("canvas");
+    image.src = URL.createObjectURL(drawing);
+    await image.decode();
+    [canvas.width, canvas.height] = [box.width * scale, box.height * scale];
+    const brush = canvas.getContext("2d");
+    brush.fillStyle = getComputedStyle(document.body).backgroundColor;
+    brush.fillRect(0, 0, canvas.width, canvas.height);
+    brush.drawImage(image, 0, 0, canvas.width, canvas.height);
+    return new Promise((done) => canvas.toBlob(done, "image/png"));
+  }
+  function save(blob, name) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
   }
 
   // ---- keyboard: one tab stop per group, arrows move inside it, Escape clears

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
@@ -10,10 +9,10 @@ from typing import Any, Sequence
 import gradio as gr
 
 from macs.engine.base import Engine
-from macs.view import page_events, shown
+from macs.view import curves, page_events, shown
 from macs.view.examples import Example
-from macs.view.markup import esc
 from macs.view.page_fields import PictureInput, build
+from macs.view.page_texts import TABS, beside_choices, beside_label, example_strip
 from macs.view.session import Session, render
 from macs.view.settings import FIELDS, PANEL, SLIDERS, divisors, values_of
 from macs.view.words import LANGUAGES, Words
@@ -38,6 +37,10 @@ class Parts:
     stop: gr.Button
     examples: gr.HTML
     reset: gr.Button
+    tabs: dict[str, gr.Tab]  # by the word of their title
+    downloads: dict[str, gr.Button]  # by the word of their text
+    trace_file: gr.UploadButton
+    parcel: gr.DownloadButton  # unseen; what a download button made is fetched through it
 
 
 def launch_options() -> dict[str, Any]:
@@ -50,12 +53,13 @@ def launch_options() -> dict[str, Any]:
 def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page over ``engine``, with the first example on the screen; raises ValueError if it cannot be read."""
     words = Words(LANGUAGES[0])
-    first = shown.open_run(examples[0].load(), "recorded")
-    regions = render(first, words)
+    first = shown.placed(shown.open_run(examples[0].load(), "recorded", example=examples[0].name), engine.info.ep_size)
+    drawn = curves.curves(first)
+    regions = render(first, words, curves=drawn)
     with gr.Blocks(title=words("title"), delete_cache=(KEEP_UPLOADS, KEEP_UPLOADS), fill_width=True, analytics_enabled=False) as page:
-        session = gr.State(Session(first, example=examples[0].name, sent=regions))
+        session = gr.State(Session(first, drawn, regions))
         html = {name: gr.HTML(value, elem_id=name, apply_default_css=False, render=False) for name, value in regions.items()}
-        values = values_of(*shown.settings_of(first.run))
+        values = values_of(*shown.settings_of(first.now))
         sizes = divisors(first.policy.num_experts)
         with gr.Column(elem_id="page"):
             bus = gr.HTML("", elem_id="bus", js_on_load=_bus_script())
@@ -68,8 +72,10 @@ def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
                     controls, beside, reset = _right(html, values, sizes, words)
             html["selection"].render()
             with gr.Row(elem_id="figures"):
-                html["heat"].render()
-        parts = Parts(session, bus, html, controls, beside, **left, reset=reset)
+                for name in ("trade", "gantt", "heat"):
+                    html[name].render()
+            tabs, downloads, trace_file, parcel = _tabs(html, words)
+        parts = Parts(session, bus, html, controls, beside, **left, reset=reset, tabs=tabs, downloads=downloads, trace_file=trace_file, parcel=parcel)
         page_events.wire(page, parts, engine, examples)
     return page
 
@@ -114,7 +120,7 @@ def _right(html: dict[str, gr.HTML], values: dict[str, Any], sizes: tuple[int, .
             for field in SLIDERS:
                 controls[field.name] = build(field, values[field.name], words, sizes)
         with gr.Row(elem_id="options"):
-            beside = gr.Radio(page_events.beside_choices(words), value=shown.BASELINES[0], label=page_events.beside_label(values, words), elem_id="beside", elem_classes="seg-radio")
+            beside = gr.Radio(beside_choices(words), value=shown.BASELINES[0], label=beside_label(values["baseline"], words), elem_id="beside", elem_classes="seg-radio")
             html["picker"].render()
     with gr.Column(elem_id="settings"):
         for field in PANEL:
@@ -126,17 +132,16 @@ def _right(html: dict[str, gr.HTML], values: dict[str, Any], sizes: tuple[int, .
     return controls, beside, reset
 
 
-def example_strip(examples: Sequence[Example], current: str, words: Words) -> str:
-    """Return the example buttons; the one on the screen is pressed."""
-    buttons = "".join(
-        f'<button type="button" class="e" data-send="example" data-value="{i}" aria-pressed="{str(example.name == current).lower()}" '
-        f'title="{esc(example.prompt)}" aria-label="{esc(example.prompt)}">{_thumbnail(example)}</button>'
-        for i, example in enumerate(examples)
-    )
-    return f'<div class="exs"><small>{esc(words("examples"))}</small>{buttons}</div>'
-
-
-def _thumbnail(example: Example) -> str:
-    if example.picture is None:
-        return "<span>T</span>"
-    return f'<img src="data:image/png;base64,{base64.b64encode(example.thumbnail()).decode("ascii")}" alt="">'
+def _tabs(html: dict[str, gr.HTML], words: Words):
+    tabs, downloads = {}, {}
+    with gr.Tabs(elem_id="tabs"):
+        for key in TABS:
+            with gr.Tab(words(key), elem_id=key) as tabs[key]:
+                if key == "tab_export":
+                    with gr.Row(elem_id="downloads"):
+                        for name in page_events.DOWNLOADS:
+                            downloads[name] = gr.Button(words(name), size="sm", elem_id=name)
+                        trace_file = gr.UploadButton(words("exp_open"), file_types=[".zip", ".npz"], size="sm", elem_id="open-trace")
+                        parcel = gr.DownloadButton("", visible="hidden", elem_id="parcel")
+                html[key.removeprefix("tab_")].render()
+    return tabs, downloads, trace_file, parcel

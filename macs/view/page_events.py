@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import gradio as gr
 
 from macs.config import PRESETS
 from macs.engine.base import Engine
-from macs.view import handlers
+from macs.view import export, handlers
 from macs.view.job import Line
 from macs.view.page_fields import relabel
-from macs.view.session import ALL, Session
+from macs.view.page_texts import beside_label, page_texts, text_components
+from macs.view.session import ALL, Session, render
 from macs.view.settings import AXES, FIELDS, divisors, policy_of, values_of
-from macs.view.shown import BASELINES, settings_of
-from macs.view.words import LANGUAGES, Words, best_language
+from macs.view.shown import placed, settings_of
+from macs.view.words import LANGUAGES, best_language
 
 if TYPE_CHECKING:
     from macs.view.examples import Example
@@ -23,16 +26,15 @@ if TYPE_CHECKING:
 NAMES = [field.name for field in FIELDS]
 QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 AT_ONCE = {"queue": False, "trigger_mode": "always_last", **QUIET}
+HERE = Path(__file__).parent
 
-
-def beside_choices(words: Words) -> list[tuple[str, str]]:
-    """Return the two baselines as (text, value)."""
-    return [(words(name), name) for name in BASELINES]
-
-
-def beside_label(values: dict[str, Any], words: Words) -> str:
-    """Return the label of that choice, which names the baseline's policy."""
-    return words("compare", base=words.policy(values["baseline"]))
+# Button -> file name and what to write into it.
+DOWNLOADS: dict[str, tuple[str, Callable[[Session], bytes]]] = {
+    "exp_trace": ("macs-run.zip", lambda session: export.traces(session.shown)),
+    "exp_pairs": ("macs-pairs.csv", lambda session: export.pairs_csv(session.shown).encode("utf-8-sig")),
+    "exp_set": ("macs-settings.json", lambda session: export.settings_json(session.shown).encode()),
+    "exp_html": ("macs-page.html", lambda session: _report(session).encode()),
+}
 
 
 def sent(changes: handlers.Changes) -> list[Any]:
@@ -42,14 +44,28 @@ def sent(changes: handlers.Changes) -> list[Any]:
 
 def wire(page: gr.Blocks, parts: Parts, engine: Engine, examples: Sequence[Example]) -> None:
     """Connect every event of the page."""
-    regions = [parts.regions[name] for name in ALL]
-    controls = [parts.controls[name] for name in NAMES]
-    _wire_settings(parts, regions, controls)
-    _wire_looking(page, parts, regions, controls, examples)
-    _wire_run(parts, regions, controls, engine)
+    wiring = _Wiring(parts)
+    _wire_settings(parts, wiring, engine)
+    _wire_looking(parts, wiring)
+    _wire_content(page, parts, wiring, engine, examples)
+    _wire_run(parts, wiring, engine)
+    _wire_downloads(parts)
 
 
-def _wire_settings(parts: Parts, regions: list, controls: list) -> None:
+class _Wiring:
+    """The lists of components that many events share, and the curves that follow a redraw without holding it up."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.session = parts.session
+        self.regions = [parts.regions[name] for name in ALL]
+        self.controls = [parts.controls[name] for name in NAMES]
+
+    def curves_after(self, event: Any) -> Any:
+        """Draw the curves over γ once ``event`` is done."""
+        return event.then(lambda session: sent(handlers.draw_curves(session)), self.session, self.regions, **AT_ONCE)
+
+
+def _wire_settings(parts: Parts, wiring: _Wiring, engine: Engine) -> None:
     def adjust(session: Session, *values: Any) -> list[Any]:
         return sent(handlers.adjust(session, dict(zip(NAMES, values))))
 
@@ -63,38 +79,35 @@ def _wire_settings(parts: Parts, regions: list, controls: list) -> None:
             return gr.skip()
 
     def reset(session: Session) -> list[Any]:
-        values = values_of(*settings_of(session.shown.run))
+        values = values_of(*settings_of(placed(session.shown, engine.info.ep_size).run))
         return [values[name] for name in NAMES]
 
+    def relabel_beside(session: Session, baseline: str) -> Any:
+        return gr.update(label=beside_label(baseline, session.words))
+
+    def adjusting(event: Any) -> None:
+        wiring.curves_after(event(adjust, [parts.session, *wiring.controls], wiring.regions, **AT_ONCE))
+
     axes = [parts.controls[axis] for axis in AXES]
-    moving = {field.name for field in FIELDS if field.kind != "choice"}
-    for name, control in parts.controls.items():
-        event = control.change if name in moving else control.input
-        if name == "preset":
-            event(choose_preset, control, axes, **AT_ONCE).then(adjust, [parts.session, *controls], regions, **AT_ONCE)
-        elif name in AXES:
-            event(name_preset, controls, parts.controls["preset"], **AT_ONCE).then(adjust, [parts.session, *controls], regions, **AT_ONCE)
-        elif name != "max_new_tokens":
-            event(adjust, [parts.session, *controls], regions, **AT_ONCE)
-    parts.controls["baseline"].input(_relabel_beside, [parts.session, parts.controls["baseline"]], parts.beside, **AT_ONCE)
-    parts.reset.click(reset, parts.session, controls, **AT_ONCE).then(adjust, [parts.session, *controls], regions, **AT_ONCE)
+    for field in FIELDS:
+        control = parts.controls[field.name]
+        event = control.input if field.kind == "choice" else control.change
+        if field.name == "preset":
+            adjusting(event(choose_preset, control, axes, **AT_ONCE).then)
+        elif field.name in AXES:
+            adjusting(event(name_preset, wiring.controls, parts.controls["preset"], **AT_ONCE).then)
+        elif field.name != "max_new_tokens":
+            adjusting(event)
+    parts.controls["baseline"].input(relabel_beside, [parts.session, parts.controls["baseline"]], parts.beside, **AT_ONCE)
+    adjusting(parts.reset.click(reset, parts.session, wiring.controls, **AT_ONCE).then)
 
 
-def _relabel_beside(session: Session, baseline: str) -> Any:
-    return gr.update(label=beside_label({"baseline": baseline}, session.words))
-
-
-def _wire_looking(page: gr.Blocks, parts: Parts, regions: list, controls: list, examples: Sequence[Example]) -> None:
-    from macs.view.page import example_strip
-
-    texts = [*controls, parts.beside, parts.picture, parts.prompt, parts.run, parts.stop, parts.reset, parts.examples]
-
+def _wire_looking(parts: Parts, wiring: _Wiring) -> None:
     def layer(session: Session, event: gr.EventData) -> list[Any]:
         return sent(handlers.look(session, layer=int(event.value)))
 
     def focus(session: Session, event: gr.EventData) -> list[Any]:
-        where = None if event.kind == "none" else (str(event.kind), int(event.value))
-        return sent(handlers.look(session, focus=where))
+        return sent(handlers.look(session, focus=None if event.kind == "none" else (str(event.kind), int(event.value))))
 
     def cell(session: Session, event: gr.EventData) -> list[Any]:
         return sent(handlers.look(session, layer=int(event.layer), focus=("expert", int(event.value))))
@@ -102,71 +115,96 @@ def _wire_looking(page: gr.Blocks, parts: Parts, regions: list, controls: list, 
     def beside(session: Session, value: str) -> list[Any]:
         return sent(handlers.look(session, beside=value))
 
-    def speak(session: Session, lang: str) -> list[Any]:
-        changes = handlers.speak(session, lang)
-        return [*sent(changes), *_texts(session, examples, example_strip)]
+    parts.bus.layer(layer, parts.session, wiring.regions, **AT_ONCE)
+    parts.bus.focus(focus, parts.session, wiring.regions, **AT_ONCE)
+    parts.bus.cell(cell, parts.session, wiring.regions, **AT_ONCE)
+    parts.beside.input(beside, [parts.session, parts.beside], wiring.regions, **AT_ONCE)
 
-    def language(session: Session, event: gr.EventData) -> list[Any]:
-        return speak(session, event.value if event.value in LANGUAGES else LANGUAGES[0])
 
-    def arrive(session: Session, request: gr.Request) -> list[Any]:
-        asked = request.query_params.get("lang")
-        return speak(session, asked if asked in LANGUAGES else best_language(request.headers.get("accept-language", "")))
+def _wire_content(page: gr.Blocks, parts: Parts, wiring: _Wiring, engine: Engine, examples: Sequence[Example]) -> None:
+    inputs = [parts.picture, parts.prompt, parts.beside, *wiring.controls]
+    texts = text_components(parts)
+
+    def fields(session: Session) -> list[Any]:
+        """Return the controls' values, and for the ranks the sizes that divide this run's experts."""
+        values = values_of(*settings_of(session.shown.now))
+        sizes = [(str(size), size) for size in divisors(session.shown.policy.num_experts)]
+        values["ep_size"] = gr.update(value=values["ep_size"], choices=sizes)
+        return [session.shown.beside, *[values[name] for name in NAMES]]
+
+    def everything(session: Session, changes: handlers.Changes, picture: Any, prompt: Any) -> list[Any]:
+        return [*sent(changes), picture, prompt, *fields(session), *page_texts(session, examples)]
+
+    def opened(session: Session, chosen: Example) -> list[Any]:
+        changes, read = handlers.open_example(session, chosen, engine.info.ep_size)
+        if not read:
+            return [*sent(changes), *[gr.skip()] * (len(inputs) + len(texts))]
+        return everything(session, changes, chosen.picture, chosen.prompt)
 
     def example(session: Session, event: gr.EventData) -> list[Any]:
-        chosen = examples[int(event.value)]
-        changes, read = handlers.open_example(session, chosen)
+        return opened(session, examples[int(event.value)])
+
+    def trace_file(session: Session, path: str) -> list[Any]:
+        changes, read = handlers.open_file(session, path)
         if not read:
-            return [*sent(changes), gr.skip(), gr.skip(), gr.skip(), *[gr.skip()] * len(controls)]
-        values = values_of(*settings_of(session.shown.run))
-        session.example = chosen.name
-        strip = example_strip(examples, chosen.name, session.words)
-        return [*sent(changes), chosen.picture, chosen.prompt, strip, *[_set(name, values, session) for name in NAMES]]
+            return [*sent(changes), *[gr.skip()] * (len(inputs) + len(texts))]
+        return everything(session, changes, gr.skip(), session.shown.run.policy.prompt)
 
-    bus = parts.bus
-    bus.layer(layer, parts.session, regions, **AT_ONCE)
-    bus.focus(focus, parts.session, regions, **AT_ONCE)
-    bus.cell(cell, parts.session, regions, **AT_ONCE)
-    bus.example(example, parts.session, [*regions, parts.picture, parts.prompt, parts.examples, *controls], **AT_ONCE)
-    bus.language(language, parts.session, [*regions, *texts], **AT_ONCE)
-    parts.beside.input(beside, [parts.session, parts.beside], regions, **AT_ONCE)
-    page.load(arrive, parts.session, [*regions, *texts], **AT_ONCE)
+    def language(session: Session, event: gr.EventData) -> list[Any]:
+        changes = handlers.speak(session, event.value if event.value in LANGUAGES else LANGUAGES[0])
+        return [*sent(changes), *page_texts(session, examples)]
 
+    def arrive(session: Session, request: gr.Request) -> list[Any]:
+        query = dict(request.query_params)
+        lang, before = query.get("lang", ""), session.sent
+        session.lang = lang if lang in LANGUAGES else best_language(request.headers.get("accept-language", ""))
+        chosen = next((e for e in examples if e.name == query.get("example")), None)
+        if chosen is not None:
+            handlers.open_example(session, chosen, engine.info.ep_size)
+            handlers.restore(session, query)
+        session.sent = before  # what the tab has: the page as it was built
+        picture, prompt = (chosen.picture, chosen.prompt) if chosen else (gr.skip(), gr.skip())
+        return everything(session, session.changes(), picture, prompt)
 
-def _set(name: str, values: dict[str, Any], session: Session) -> Any:
-    if name != "ep_size":
-        return values[name]
-    sizes = divisors(session.shown.policy.num_experts)
-    return gr.update(value=values[name], choices=[(str(size), size) for size in sizes])
-
-
-def _texts(session: Session, examples: Sequence[Example], example_strip) -> list[Any]:
-    words = session.words
-    baseline = {"baseline": settings_of(session.shown.now)[1]}
-    return [
-        *relabel(words, divisors(session.shown.policy.num_experts)),
-        gr.update(choices=beside_choices(words), label=beside_label(baseline, words)),
-        gr.update(label=words("image"), placeholder=words("drop_image")),
-        gr.update(label=words("prompt")),
-        gr.update(value=words("run")),
-        gr.update(value=words("stop")),
-        gr.update(value=words("set_reset")),
-        gr.update(value=example_strip(examples, session.example, words)),
-    ]
+    everywhere = [*wiring.regions, *inputs, *texts]
+    wiring.curves_after(parts.bus.example(example, parts.session, everywhere, **AT_ONCE))
+    wiring.curves_after(parts.trace_file.upload(trace_file, [parts.session, parts.trace_file], everywhere, **QUIET))
+    parts.bus.language(language, parts.session, [*wiring.regions, *texts], **AT_ONCE)
+    wiring.curves_after(page.load(arrive, parts.session, everywhere, **AT_ONCE))
 
 
-def _wire_run(parts: Parts, regions: list, controls: list, engine: Engine) -> None:
+def _wire_run(parts: Parts, wiring: _Wiring, engine: Engine) -> None:
     line = Line()
+    still = [gr.skip()] * len(ALL)
 
     def run(session: Session, picture: str | None, prompt: str, *values: Any):
-        yield [*[gr.skip()] * len(regions), gr.update(interactive=False), gr.update(interactive=True)]
+        yield [*still, gr.update(interactive=False), gr.update(interactive=True)]
         for changes in handlers.start(session, engine, line, picture, prompt, dict(zip(NAMES, values))):
             yield [*sent(changes), gr.skip(), gr.skip()]
-        yield [*[gr.skip()] * len(regions), gr.update(interactive=True), gr.update(interactive=False)]
+        yield [*still, gr.update(interactive=True), gr.update(interactive=False)]
 
-    def stop(session: Session) -> list[Any]:
-        return sent(handlers.stop(session))
+    inputs = [parts.session, parts.picture, parts.prompt, *wiring.controls]
+    outputs = [*wiring.regions, parts.run, parts.stop]
+    wiring.curves_after(gr.on([parts.run.click, parts.prompt.submit], run, inputs, outputs, concurrency_limit=None, **QUIET))
+    parts.stop.click(lambda session: sent(handlers.stop(session)), parts.session, wiring.regions, **AT_ONCE)
 
-    inputs = [parts.session, parts.picture, parts.prompt, *controls]
-    gr.on([parts.run.click, parts.prompt.submit], run, inputs, [*regions, parts.run, parts.stop], concurrency_limit=None, **QUIET)
-    parts.stop.click(stop, parts.session, regions, **AT_ONCE)
+
+def _wire_downloads(parts: Parts) -> None:
+    fetch = "() => setTimeout(() => document.querySelector('#parcel').click(), 100)"  # once the new address is in the page
+
+    def packing(name: str, content: Callable[[Session], bytes]) -> Callable[[Session], str]:
+        def pack(session: Session) -> str:
+            folder = Path(parts.parcel.GRADIO_CACHE) / uuid.uuid4().hex  # swept with the uploads
+            folder.mkdir(parents=True)
+            (folder / name).write_bytes(content(session))
+            return str(folder / name)
+
+        return pack
+
+    for key, (name, content) in DOWNLOADS.items():
+        parts.downloads[key].click(packing(name, content), parts.session, parts.parcel, **QUIET).then(None, js=fetch, **QUIET)
+
+
+def _report(session: Session) -> str:
+    regions = render(session.shown, session.words, curves=session.curves)
+    return export.report(regions, (HERE / "page.css").read_text("utf-8"), session.words)

@@ -10,6 +10,10 @@ from PIL import Image
 
 from macs.trace import Trace
 
+HATCH = (  # the pattern of waiting, which every figure shares
+    '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="4" height="4" patternUnits="userSpaceOnUse">'
+    '<line class="hatch-line" x1="0.5" y1="0" x2="0.5" y2="4"/></pattern></defs></svg>'
+)
 SIDE = 768  # pixels; twice the widest map
 
 
@@ -44,6 +48,6 @@ def _packed(image: Image.Image, kind: str) -> bytes:
 
 
 def style(shown_pictures: tuple[Picture, ...]) -> str:
-    """Return a style sheet that names the pictures ``--picture-0``, ``--picture-1`` and so on."""
+    """Return a style sheet that names the pictures ``--picture-0``, ``--picture-1`` and so on, and the hatch of the figures."""
     names = ";".join(f'--picture-{i}:url("{p.uri}")' for i, p in enumerate(shown_pictures))
-    return f"<style>:root{{{names}}}</style>"
+    return f"<style>:root{{{names}}}</style>{HATCH}"

@@ -6,7 +6,8 @@ import threading
 from typing import Callable
 
 from macs.config import Policy
-from macs.view import findings, header, heat, ledger, maps, picker, picture, queues, selection
+from macs.view import export_panel, findings, gantt, header, heat, layers, ledger, maps, method, picker, picture, queues, selection, tokens, trade
+from macs.view.curves import Curves
 from macs.view.header import READY, Status
 from macs.view.shown import Shown
 from macs.view.words import LANGUAGES, Words
@@ -21,18 +22,23 @@ REGIONS: dict[str, Callable[[Shown, Words], str]] = {
     "losses": maps.losses,
     "queues": queues.render,
     "selection": selection.render,
+    "gantt": gantt.render,
     "heat": heat.render,
+    "layers": layers.render,
+    "tokens": tokens.render,
+    "export": export_panel.render,
+    "method": method.render,
 }
 STATUS_REGIONS: dict[str, Callable[[Shown, Words, Status], str]] = {"header": header.header, "status": header.status_line}
-ALL = (*STATUS_REGIONS, *REGIONS)
+ALL = (*STATUS_REGIONS, *REGIONS, "trade")
 
 
 class Session:
     """Mutable, one per tab; its lock makes events that overlap (a slider, a click) apply one after the other."""
 
-    def __init__(self, shown: Shown, *, example: str = "", sent: dict[str, str] | None = None) -> None:
+    def __init__(self, shown: Shown, curves: Curves | None = None, sent: dict[str, str] | None = None) -> None:
         self.shown = shown
-        self.example = example  # name of the one on the screen
+        self.curves = curves  # the last ones computed; of use while they fit what is shown
         self.lang = LANGUAGES[0]
         self.status = READY
         self.sent = dict(sent or {})  # what the tab last got, region by region
@@ -43,7 +49,7 @@ class Session:
 
     def __deepcopy__(self, memo: dict) -> Session:
         """Return a new tab's session: gradio copies the first one for each; the content is immutable and shared."""
-        return Session(self.shown, example=self.example, sent=self.sent)
+        return Session(self.shown, self.curves, self.sent)
 
     @property
     def words(self) -> Words:
@@ -51,7 +57,7 @@ class Session:
 
     def changes(self) -> dict[str, str]:
         """Return the regions whose markup is not what the tab already has; call with the lock held."""
-        new = render(self.shown, self.words, self.status)
+        new = render(self.shown, self.words, self.status, self.curves)
         changed = {name: html for name, html in new.items() if self.sent.get(name) != html}
         self.sent = new
         return changed
@@ -66,7 +72,8 @@ class Session:
             return changed
 
 
-def render(shown: Shown, words: Words, status: Status = READY) -> dict[str, str]:
+def render(shown: Shown, words: Words, status: Status = READY, curves: Curves | None = None) -> dict[str, str]:
     """Return every region's markup."""
     regions = {name: view(shown, words) for name, view in REGIONS.items()}
-    return {name: view(shown, words, status) for name, view in STATUS_REGIONS.items()} | regions
+    regions |= {name: view(shown, words, status) for name, view in STATUS_REGIONS.items()}
+    return regions | {"trade": trade.render(shown, words, curves if curves and curves.fit(shown) else None)}

@@ -27,6 +27,7 @@ class Shown:
     measured: bool = False  # real ranks executed the experts, each with its own clock
     layer: int = 0  # position among the MoE layers
     beside: str = BASELINES[0]
+    example: str = ""  # name of the recorded example; none of a live run or a file
     notices: tuple[str, ...] = ()  # plain sentences of the engine and the intake that go with this run
     focus: tuple[str, int] | None = None  # ("token", t), ("expert", e) or ("rank", g)
 
@@ -57,7 +58,7 @@ class Shown:
 def open_run(run: Comparison, source: str, *, beside: str = BASELINES[0], **about: Any) -> Shown:
     """Return the page's content for a complete run, looking at the layer that vanilla's slowest rank holds back most.
 
-    ``about`` is seconds, measured and notices of a live run.
+    ``about`` is seconds, measured and notices of a live run, or the name of an example.
     """
     ep_size = run.vanilla.ep_size
     layer = int(np.argmax([x.straggler(ep_size) for x in run.vanilla.layers]))
@@ -80,6 +81,12 @@ def plan(shown: Shown, policy: Policy, baseline: str, ep_size: int) -> Shown:
     now = run.plan(policy, baseline=baseline, ep_size=ep_size)
     focus = None if shown.focus and shown.focus[0] == "rank" and shown.focus[1] >= ep_size else shown.focus
     return replace(shown, now=now, focus=focus)
+
+
+def placed(shown: Shown, ep_size: int) -> Shown:
+    """Return the content with the experts on the engine's number of ranks, where that divides them."""
+    policy, baseline, _ = settings_of(shown.now)
+    return plan(shown, policy, baseline, ep_size) if shown.policy.num_experts % ep_size == 0 else shown
 
 
 def settings_of(comparison: Comparison) -> tuple[Policy, str, int]:
