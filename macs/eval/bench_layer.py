@@ -2,7 +2,8 @@
 
 Each rank's share of the experts is executed after the others' on one device, by the code that real ranks run, and the
 layer takes as long as its slowest rank, after the schedule. What G devices add, communication and waiting, is left out;
-so is attention, which no policy changes. Weights are random, routing is synthetic; both are described in the output.
+so is attention, which no policy changes. The entropy weights are timed apart: by default a model needs them once, not in
+every layer. Weights are random, routing is synthetic; both are described in the output.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from macs.model.clock import Stopwatch
 from macs.model.parallel import partial_output
 
 GAMMA_STEP, MAX_GAMMA = 0.01, 8.0  # of the search for equal straggler load
-MAX_REPEATS, LONG_TOKENS = 5, 8192  # a share of so many tokens takes long enough to be timed once
+ROUND_TOKENS, MAX_ROUNDS = 4096, 10  # --repeats counts rounds of so many tokens; shorter layers get more, longer ones fewer
 VISUAL_SHARE = 0.75  # of the tokens, all of one image
 
 
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="PyTorch's threads on a CPU (default: all cores)")
-    parser.add_argument("--repeats", type=int, default=3, help=f"timed rounds, up to {LONG_TOKENS} tokens; one beyond on a CPU")
+    parser.add_argument("--repeats", type=int, help=f"timed rounds of {ROUND_TOKENS} tokens, more of shorter layers (default: 1 on a CPU, 40 on a GPU)")
     parser.add_argument("--out", type=Path, help="write the JSON to this file too")
 
 
@@ -87,10 +88,10 @@ def main(args: argparse.Namespace) -> int:
                 layer = bench.measure(tokens, args)
                 report["layers"].append({"shape": name, **layer})
                 print(table(name, report["layers"][-1], args), flush=True)
+                if args.out:
+                    args.out.parent.mkdir(parents=True, exist_ok=True)
+                    args.out.write_text(json.dumps(report, indent=1) + "\n")  # after each, as a sweep takes minutes
     print(json.dumps(report))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 
@@ -113,7 +114,7 @@ class Bench:
         }
 
     def measure(self, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
-        """Return the rows of one length: each policy at each gamma, and the baseline at MACS's straggler load."""
+        """Return the rows of one length: each policy at each gamma, and the baseline at MACS's straggler load if that is below vanilla's."""
         visual = int(tokens * VISUAL_SHARE)
         sizes = Sizes(tokens, visual, self.shape.experts, self.shape.top_k, self.ranks, self.shape.hidden, self.shape.intermediate)
         layer = {name: value.to(self.device) for name, value in skewed_layer(sizes, args.skew, args.seed).items()}
@@ -124,35 +125,42 @@ class Bench:
             plans |= {(name, gamma, "same gamma"): preset(name, gamma=gamma) for name in PRESETS if name != "vanilla"}
             plans["macs, effective", gamma, "same gamma"] = preset("macs", gamma=gamma, capacity_basis="effective")
             for name in ("macs", "macs, effective"):
-                executed_N = decide(layer, hidden_TD, plans[name, gamma, "same gamma"], self.ranks).tokens_after_N
-                equal = equal_straggler_gamma(routed_N, int(executed_N.view(self.ranks, -1).sum(1).max()), tokens * self.shape.top_k, self.ranks)
-                plans["token_drop", gamma, f"straggler load of {name}"] = preset("token_drop", gamma=equal)
-        repeats = 1 if tokens > LONG_TOKENS and self.device.type == "cpu" else min(args.repeats, MAX_REPEATS)
-        rows = self._rows(layer, hidden_TD, plans, repeats)
+                policy = plans[name, gamma, "same gamma"]
+                target = _fullest(decide(layer, weigh(layer, hidden_TD, policy), policy, self.ranks).tokens_after_N, self.ranks)
+                if target < _fullest(routed_N, self.ranks):
+                    equal = equal_straggler_gamma(routed_N, target, tokens * self.shape.top_k, self.ranks)
+                    plans["token_drop", gamma, f"straggler load of {name}"] = preset("token_drop", gamma=equal)
+        repeats = args.repeats or (40 if self.device.type == "cuda" else 1)
+        rounds = max(1, min(MAX_ROUNDS, repeats * ROUND_TOKENS // tokens))
+        rows = self._rows(layer, hidden_TD, plans, rounds)
         vanilla = rows[0]
         for row in rows:
             row["time_over_vanilla"] = row["seconds"] / vanilla["seconds"]
             row["modelled"] = max(row["tokens_per_rank"]) / max(vanilla["tokens_per_rank"])
-        syncs = host_syncs(lambda: decide(layer, hidden_TD, preset("macs"), self.ranks), self.device)
-        return {"tokens": tokens, "visual": visual, "repeats": repeats, "host_syncs_of_a_schedule": syncs, "rows": rows}
+        ones_T = torch.ones(tokens, device=self.device)
+        syncs = host_syncs(lambda: decide(layer, ones_T, preset("macs"), self.ranks), self.device)
+        return {"tokens": tokens, "visual": visual, "rounds": rounds, "host_syncs_of_a_schedule": syncs, "rows": rows}
 
-    def _rows(self, layer: dict[str, Tensor], hidden_TD: Tensor, plans: dict[tuple, Policy], repeats: int) -> list[dict[str, Any]]:
+    def _rows(self, layer: dict[str, Tensor], hidden_TD: Tensor, plans: dict[tuple, Policy], rounds: int) -> list[dict[str, Any]]:
         """Time all plans in rounds, so that a slow spell of the machine meets all of them."""
-        decided = {key: decide(layer, hidden_TD, policy, self.ranks) for key, policy in plans.items()}
+        weight = {key: weigh(layer, hidden_TD, policy) for key, policy in plans.items()}
+        decided = {key: decide(layer, weight[key], policy, self.ranks) for key, policy in plans.items()}
+        weighing: dict[tuple, list[float]] = {key: [] for key in plans}
         scheduling: dict[tuple, list[float]] = {key: [] for key in plans}
         shares: dict[tuple, list[list[float]]] = {key: [[] for _ in range(self.ranks)] for key in plans}
         self._share(hidden_TD, decided["vanilla", None, "vanilla"], 0)  # the first pays for memory and thread pools
-        for _ in range(repeats):
+        for _ in range(rounds):
             for key, policy in plans.items():
                 if policy.overflow != "none":
-                    scheduling[key].append(seconds(lambda: decide(layer, hidden_TD, policy, self.ranks), self.device))
+                    weighing[key].append(seconds(lambda: weigh(layer, hidden_TD, policy), self.device))
+                    scheduling[key].append(seconds(lambda: decide(layer, weight[key], policy, self.ranks), self.device))
                 for rank in range(self.ranks):
                     shares[key][rank].append(seconds(lambda: self._share(hidden_TD, decided[key], rank), self.device))
-        return [self._row(key, plans[key], decided[key], scheduling[key], shares[key]) for key in plans]
+        return [self._row(key, plans[key], decided[key], (weighing[key], scheduling[key]), shares[key]) for key in plans]
 
-    def _row(self, key: tuple, policy: Policy, decision: Assignment, scheduling: list[float], shares: list[list[float]]) -> dict[str, Any]:
+    def _row(self, key: tuple, policy: Policy, decision: Assignment, before: tuple[list[float], list[float]], shares: list[list[float]]) -> dict[str, Any]:
         per_rank = [statistics.median(times) for times in shares]
-        schedule_seconds = statistics.median(scheduling) if scheduling else 0.0  # vanilla schedules nothing
+        weigh_seconds, schedule_seconds = (statistics.median(times) if times else 0.0 for times in before)  # vanilla: none
         status_TC, executed_N = decision.status_TC, decision.tokens_after_N
         pairs = int(decision.tokens_before_N.sum())
         total = schedule_seconds + max(per_rank)
@@ -164,8 +172,9 @@ class Bench:
             "dropped": int((status_TC == DROPPED).sum()) / pairs,
             "rerouted": int((status_TC == REROUTED).sum()) / pairs,
             "tokens_per_rank": executed_N.view(self.ranks, -1).sum(1).tolist(),
-            "straggler": float(executed_N.view(self.ranks, -1).sum(1).max()) / (pairs / self.ranks),
+            "straggler": _fullest(executed_N, self.ranks) / (pairs / self.ranks),
             "expert_straggler": float(executed_N.max()) / (pairs / len(executed_N)),
+            "weigh_seconds": weigh_seconds,
             "schedule_seconds": schedule_seconds,
             "rank_seconds": per_rank,
             "slowest_rank": max(range(self.ranks), key=per_rank.__getitem__),
@@ -182,14 +191,22 @@ class Bench:
         return partial_output(self._experts.forward, hidden_TD, decision.expert_TC, weight_TC, rank * count, count)[0]
 
 
-def decide(layer: dict[str, Tensor], hidden_TD: Tensor, policy: Policy, ranks: int) -> Assignment:
-    """Return a layer's decision from its hidden states; entropies are taken anew, though a model needs them once a forward."""
-    given = dict(layer)
-    if policy.load == "entropy":
-        visual_T = layer["visual_T"]
-        entropy_T = torch.zeros(len(visual_T), device=visual_T.device).masked_scatter_(visual_T, feature_entropy(hidden_TD[visual_T]))
-        given["token_weight_T"] = token_weights(entropy_T, visual_T.int() - 1, delta=policy.delta, eps=policy.eps)
-    return schedule(**given, policy=policy, ep_size=ranks)
+def weigh(layer: dict[str, Tensor], hidden_TD: Tensor, policy: Policy) -> Tensor:
+    """Return w [T] from hidden states: once a forward with entropy_source="first", in every layer with "layer"."""
+    visual_T = layer["visual_T"]
+    if policy.load == "tokens":
+        return torch.ones(len(visual_T), device=visual_T.device)
+    entropy_T = torch.zeros(len(visual_T), device=visual_T.device).masked_scatter_(visual_T, feature_entropy(hidden_TD[visual_T]))
+    return token_weights(entropy_T, visual_T.int() - 1, delta=policy.delta, eps=policy.eps)
+
+
+def decide(layer: dict[str, Tensor], weight_T: Tensor, policy: Policy, ranks: int) -> Assignment:
+    """Return a layer's decision: what a policy does in every layer."""
+    return schedule(**{**layer, "token_weight_T": weight_T}, policy=policy, ep_size=ranks)
+
+
+def _fullest(executed_N: Tensor, ranks: int) -> int:
+    return int(executed_N.view(ranks, -1).sum(1).max())
 
 
 def equal_straggler_gamma(routed_N: Tensor, target: int, pairs: int, ranks: int) -> float:
@@ -210,7 +227,7 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
 def _conditions(args: argparse.Namespace) -> dict[str, Any]:
     popularity = f"N(0, {args.skew:g})"
     return {
-        "what": "one MoE layer, ranks in turn: schedule + slowest rank's experts; no communication, no attention",
+        "what": "one MoE layer, ranks in turn: schedule + slowest rank's experts; no communication, no attention; entropy weights apart",
         "ranks": args.ranks,
         "dtype": args.dtype,
         "experts": "transformers grouped_mm, random weights",
@@ -225,14 +242,14 @@ def table(name: str, layer: dict[str, Any], args: argparse.Namespace) -> str:
     shape = SHAPES[name]
     sizes = f"hidden {shape.hidden}, intermediate {shape.intermediate}, {shape.experts} experts, top-{shape.top_k}"
     head = (f"{'policy':<16} {'gamma':>6} {'dropped':>8} {'rerouted':>8} {'straggler':>9} {'per expert':>10} "
-            f"{'schedule ms':>11} {'slowest ms':>10} {'rank':>4} {'÷ vanilla':>9} {'modelled':>8} {'schedule ÷ layer':>16}")  # fmt: skip
-    lines = ["", f"{name}: {sizes}, T = {layer['tokens']}, {args.ranks} ranks in turn on {args.device}, {args.dtype}, {layer['repeats']} rounds", head]
+            f"{'entropy ms':>10} {'schedule ms':>11} {'slowest ms':>10} {'rank':>4} {'÷ vanilla':>9} {'modelled':>8} {'schedule ÷ layer':>16}")  # fmt: skip
+    lines = ["", f"{name}: {sizes}, T = {layer['tokens']}, {args.ranks} ranks in turn on {args.device}, {args.dtype}, {layer['rounds']} rounds", head]
     for row in layer["rows"]:
         gamma = f"{row['gamma']:.2f}" if row["gamma"] is not None else ""
         mark = f"   {row['compared_at']} at {row['macs_gamma']:g}" if row["compared_at"].startswith("straggler") else ""
         lines.append(
             f"{row['policy']:<16} {gamma:>6} {row['dropped']:>8.1%} {row['rerouted']:>8.1%} {row['straggler']:>9.2f} {row['expert_straggler']:>10.2f} "
-            f"{row['schedule_seconds'] * 1e3:>11.1f} {max(row['rank_seconds']) * 1e3:>10.1f} {row['slowest_rank']:>4} "
+            f"{row['weigh_seconds'] * 1e3:>10.1f} {row['schedule_seconds'] * 1e3:>11.1f} {max(row['rank_seconds']) * 1e3:>10.1f} {row['slowest_rank']:>4} "
             f"{row['time_over_vanilla']:>9.2f} {row['modelled']:>8.2f} {row['schedule_over_layer']:>16.1%}{mark}"
         )
     if layer["host_syncs_of_a_schedule"] is not None:
@@ -245,7 +262,7 @@ def _check(args: argparse.Namespace) -> None:
         if name not in SHAPES:
             raise ValueError(f"shape is {name!r}; use one of {', '.join(SHAPES)}.")
         check_ep_size(args.ranks, SHAPES[name].experts, "ranks")
-    if min(args.tokens) < 16 or args.repeats < 1 or (args.threads or 1) < 1:
+    if min(args.tokens) < 16 or (1 if args.repeats is None else args.repeats) < 1 or (args.threads or 1) < 1:
         raise ValueError("Use 16 tokens or more, and 1 or more repeats and threads.")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is 'cuda', and this machine has no GPU; use cpu.")
