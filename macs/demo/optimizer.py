@@ -70,6 +70,10 @@ class Optimizer:
         """One update of every parameter."""
         self.adam.step()
         for group, moments in zip(self.matrices, self.moments):
+            used = [i for i, p in enumerate(group) if p.grad is not None]
+            if not used:
+                continue
+            group, moments = [group[i] for i in used], [moments[i] for i in used]
             grads = [p.grad for p in group]
             torch._foreach_lerp_(moments, grads, 1 - self.momentum)
             ahead = torch._foreach_lerp(grads, moments, self.momentum)

@@ -14,6 +14,7 @@ from PIL import Image
 
 from .build import MERGE, PATCH
 from .canvas import CELL
+from .crowds import draw_crowd
 from .questions import Question, ask_scene, ask_without_image
 from .scenes import FULL_GRIDS, KINDS, SMALL_GRIDS, Scene, draw_scene
 from .vocabulary import FAMILIES
@@ -120,14 +121,36 @@ class Packer:
             "attention_mask": (local[..., :, None] == local[..., None, :]) & causal,
             "shared_valid": branch[:, :shared] == 0,
             "valid": branch >= 0,
-            "pixel_values": torch.from_numpy(np.concatenate([patches_of(s.image, s.grid) for s in scenes])),
-            "image_grid_thw": torch.tensor([[1, s.grid[0] * MERGE, s.grid[1] * MERGE] for s in scenes]),
-            "dense": torch.from_numpy(np.concatenate([s.labels.reshape(3, -1) for s in scenes], axis=1)),
+            **image_tensors(scenes),
             "answer_at": row * length + column,
             "answer_id": labels[row, column + 1],
             "answer_question": base[row] + branch[row, column + 1] - 1,
             "family": torch.tensor([FAMILIES.index(q.family) for p in packs for q in p.questions]),
         }
+
+
+def image_tensors(scenes: list[Scene]) -> dict:
+    """Pixels, grids and dense labels of scenes of one area."""
+    return {
+        "pixel_values": torch.from_numpy(np.concatenate([patches_of(s.image, s.grid) for s in scenes])),
+        "image_grid_thw": torch.tensor([[1, s.grid[0] * MERGE, s.grid[1] * MERGE] for s in scenes]),
+        "dense": torch.from_numpy(np.concatenate([s.labels.reshape(3, -1) for s in scenes], axis=1)),
+    }
+
+
+def draw_lesson(mix: Mix, step: int, part: int = 0, parts: int = 1) -> dict:
+    """Images with dense labels only, for the vision tower: crowds, charts and the other scenes."""
+    rng = random.Random(f"lesson {step}")
+    grid = rng.choice(SMALL_GRIDS)
+    rng.seed(f"lesson {step} {part}")
+    scenes = []
+    for slot in range(mix.images):
+        seed, turned = TRAINING[0] + (step * parts + part) * mix.images + slot, rng.choice((grid, grid[::-1]))
+        if rng.random() < 0.6:
+            scenes.append(draw_crowd(seed, turned))
+        else:
+            scenes.append(draw_scene(seed, rng.choices(KINDS, (0.3, 0.2, 0.5))[0], "small", turned))
+    return image_tensors(scenes)
 
 
 def draw_batch(packer: Packer, mix: Mix, seeds: tuple[int, int], step: int, part: int = 0, parts: int = 1) -> dict:
@@ -153,15 +176,19 @@ def draw_batch(packer: Packer, mix: Mix, seeds: tuple[int, int], step: int, part
 
 
 class Batches(torch.utils.data.IterableDataset):
-    """Endless parts of the training split's batches from batch `first` on, drawn by as many workers as there are."""
+    """Endless parts of the training split's batches from batch `first` on; before batch `lessons`, vision lessons."""
 
-    def __init__(self, packer: Packer, mix: Mix, first: int, part: int = 0, parts: int = 1):
-        self.packer, self.mix, self.first, self.part, self.parts = packer, mix, first, part, parts
+    def __init__(self, packer: Packer, mix: Mix, first: int, lessons: int, part: int = 0, parts: int = 1):
+        self.packer, self.mix, self.first, self.lessons = packer, mix, first, lessons
+        self.part, self.parts = part, parts
 
     def __iter__(self):
         worker = torch.utils.data.get_worker_info()
         step, stride = (self.first, 1) if worker is None else (self.first + worker.id, worker.num_workers)
         torch.set_num_threads(1)
         while True:
-            yield draw_batch(self.packer, self.mix, TRAINING, step, self.part, self.parts)
+            if step < self.lessons:
+                yield draw_lesson(self.mix, step, self.part, self.parts)
+            else:
+                yield draw_batch(self.packer, self.mix, TRAINING, step, self.part, self.parts)
             step += stride

@@ -29,6 +29,7 @@ class Settings:
     images: int = 24
     slots: int = 4
     small_share: float = 1.0
+    lessons: int = 1_500
     rate: float = 1e-3
     warmup: int = 300
     decay: int = 2_000
@@ -69,6 +70,16 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, t
     return total / len(router_logits), skew
 
 
+def dense_loss(heads: nn.ModuleDict, seen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of class, colour and number under each visual token; background counts a fifth."""
+    total = 0.0
+    for name, target in zip(("class", "colour", "number"), labels):
+        weight = torch.ones(heads[name].out_features, device=seen.device)
+        weight[0] = 0.2
+        total = total + F.cross_entropy(heads[name](seen).float(), target, weight=weight) / 3
+    return total
+
+
 def losses(model, heads, batch: dict, settings: Settings) -> tuple[torch.Tensor, dict]:
     """Answer loss + dense loss + balance loss of one batch, and what the log needs."""
     out = model.model(
@@ -84,12 +95,7 @@ def losses(model, heads, batch: dict, settings: Settings) -> tuple[torch.Tensor,
     hidden = out.last_hidden_state.flatten(0, 1)[batch["answer_at"]]
     logits = model.lm_head(hidden).float()
     answer = F.cross_entropy(logits, batch["answer_id"])
-    seen = torch.cat(list(out.image_outputs.pooler_output))
-    dense = 0.0
-    for name, target in zip(("class", "colour", "number"), batch["dense"]):
-        weight = torch.ones(heads[name].out_features, device=seen.device)
-        weight[0] = 0.2
-        dense = dense + F.cross_entropy(heads[name](seen).float(), target, weight=weight) / 3
+    dense = dense_loss(heads, torch.cat(list(out.image_outputs.pooler_output)), batch["dense"])
     balance, skew = balance_loss(out.router_logits, batch["valid"], model.config.text_config.num_experts_per_tok)
     right = (logits.argmax(-1) == batch["answer_id"]).long()
     exact = torch.ones(len(batch["family"]), dtype=torch.long, device=right.device)
@@ -170,9 +176,6 @@ def save_checkpoint(run: Run, folder: Path) -> None:
 
 def average_gradients(parameters: list[nn.Parameter], processes: int) -> None:
     """Mean of the gradients over processes, in one message."""
-    for p in parameters:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
     flat = torch.cat([p.grad.reshape(-1) for p in parameters])
     dist.all_reduce(flat)
     flat /= processes
@@ -184,10 +187,15 @@ def train_step(run: Run, batch: dict, settings: Settings) -> dict:
     """One optimizer step and one step of the averaged weights."""
     run.optimizer.set_rate(rate_at(settings, run.step))
     with torch.autocast(settings.device, torch.bfloat16):
-        loss, facts = losses(run.model, run.heads, batch, settings)
+        if "input_ids" in batch:
+            loss, facts = losses(run.model, run.heads, batch, settings)
+        else:
+            seen = run.model.model.visual(batch["pixel_values"], grid_thw=batch["image_grid_thw"]).pooler_output
+            loss = dense_loss(run.heads, seen, batch["dense"])
+            facts = {"dense": loss.item()}
     run.optimizer.zero_grad()
     loss.backward()
-    parameters = [*run.model.parameters(), *run.heads.parameters()]
+    parameters = [p for p in (*run.model.parameters(), *run.heads.parameters()) if p.grad is not None]
     if settings.processes > 1:
         average_gradients(parameters, settings.processes)
     nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -228,7 +236,7 @@ def _train_part(part: int, settings: Settings, folder: Path, weights: Path | Non
     mix = Mix(settings.images // settings.processes, max(1, settings.images // 12 // settings.processes),
               settings.slots, settings.small_share)  # fmt: skip
     loader = torch.utils.data.DataLoader(
-        Batches(packer, mix, run.step, part, settings.processes), batch_size=None, num_workers=settings.workers,
+        Batches(packer, mix, run.step, settings.lessons, part, settings.processes), batch_size=None, num_workers=settings.workers,
         prefetch_factor=4 if settings.workers else None, pin_memory=settings.device == "cuda",
     )  # fmt: skip
     begin = time.perf_counter()
@@ -245,6 +253,7 @@ def _train_part(part: int, settings: Settings, folder: Path, weights: Path | Non
             log.note(run, facts, batch, settings)
             if run.step % 250 == 0:
                 save_checkpoint(run, folder)
+            if run.step % 250 == 0 and run.step > settings.lessons:
                 log.write({"step": run.step, "validation": validate(run, packer, settings)})
     if part == 0:
         save_checkpoint(run, folder)
@@ -264,15 +273,18 @@ class Log:
 
     def note(self, run: Run, facts: dict, batch: dict, settings: Settings) -> None:
         """Counts this step and writes a line at every 25th."""
-        by_family(facts["exact"], batch["family"], self.score)
+        if "exact" in facts:
+            by_family(facts["exact"], batch["family"], self.score)
         if run.step % 25:
             return
         now = time.perf_counter()
         run.seconds += now - self.tick
         line = {"step": run.step, "seconds": round(run.seconds), "rate": round(rate_at(settings, run.step), 6)}
         line |= {"images_per_second": round(25 * settings.images / (now - self.tick), 1)}
-        line |= {"loss": round(facts["answer"], 4), "dense": round(facts["dense"], 4)}
-        line |= {"balance": round(facts["balance"], 3), "max_over_mean": facts["skew"]}
+        line |= {"dense": round(facts["dense"], 4)}
+        if "exact" in facts:
+            line |= {"loss": round(facts["answer"], 4), "balance": round(facts["balance"], 3)}
+            line |= {"max_over_mean": facts["skew"]}
         line |= {name: round(right / max(1, asked), 3) for name, (right, asked) in self.score.items()}
         self.write(line)
         self.score, self.tick = {}, now
