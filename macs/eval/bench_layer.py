@@ -1,6 +1,6 @@
 """One MoE layer at published shapes, ranks in turn: ``python -m macs bench layer``.
 
-Each rank's share of the experts is executed after the others' on one device, by the code that real ranks run, and the
+The ranks' shares of the experts are executed one after another on one device, by the code that real ranks run, and the
 layer takes as long as its slowest rank, after the schedule. What G devices add, communication and waiting, is left out;
 so is attention, which no policy changes. The entropy weights are timed apart: by default a model needs them once, not in
 every layer. Weights are random, routing is synthetic; both are described in the output.
@@ -11,53 +11,42 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Experts
-from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextExperts
 
 from macs.config import PRESETS, Policy, check_ep_size, checked_number, preset
 from macs.core import DROPPED, REROUTED, Assignment, feature_entropy, schedule, token_weights
 from macs.eval.bench_schedule import Sizes, skewed_layer
+from macs.eval.layer_report import conditions, table
 from macs.eval.machine import environment, host_syncs
+from macs.eval.shapes import SHAPES, Shape
 from macs.model.clock import Stopwatch
 from macs.model.parallel import partial_output
 
 GAMMA_STEP, MAX_GAMMA = 0.01, 8.0  # of the search for equal straggler load
-ROUND_TOKENS, MAX_ROUNDS = 4096, 10  # --repeats counts rounds of so many tokens; shorter layers get more, longer ones fewer
+ROUND_TOKENS, MIN_ROUNDS, MAX_ROUNDS = 4096, 2, 10  # --repeats counts rounds of so many tokens; shorter layers get more
+CLOSE = 0.8  # a rank with a smaller share of the fullest rank's tokens cannot be the slowest, and is not run
 VISUAL_SHARE = 0.75  # of the tokens, all of one image
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A published model's MoE layer."""
+class Plan(NamedTuple):
+    """What one row of the table measures."""
 
-    hidden: int
-    intermediate: int
-    experts: int
-    top_k: int
-    make: Callable[[Any], nn.Module]  # transformers' experts module from its config
-    config: Callable[[Shape, int], Any]
+    name: str
+    macs_gamma: float | None  # the block of the table; None for vanilla
+    compared_at: str
 
 
-def _qwen(shape: Shape, count: int) -> Any:
-    text = {"hidden_size": shape.hidden, "moe_intermediate_size": shape.intermediate, "num_experts": count}
-    return transformers.Qwen3VLMoeConfig(text_config=text).text_config
+class Timed(NamedTuple):
+    """One round of one plan, in seconds."""
 
-
-def _kimi(shape: Shape, count: int) -> Any:
-    return transformers.DeepseekV3Config(hidden_size=shape.hidden, moe_intermediate_size=shape.intermediate, n_routed_experts=count)
-
-
-SHAPES = {
-    "qwen3-vl-30b-a3b": Shape(2048, 768, 128, 8, Qwen3VLMoeTextExperts, _qwen),
-    "kimi-vl-a3b": Shape(2048, 1408, 64, 6, DeepseekV3Experts, _kimi),
-}
+    weighing: float
+    scheduling: float
+    shares: dict[int, float]  # by rank
+    over_vanilla: float  # schedule and slowest rank ÷ vanilla's slowest rank, measured just before
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, help="PyTorch's threads on a CPU (default: all cores)")
-    parser.add_argument("--repeats", type=int, help=f"timed rounds of {ROUND_TOKENS} tokens, more of shorter layers (default: 1 on a CPU, 40 on a GPU)")
+    parser.add_argument("--repeats", type=int, help=f"timed rounds of {ROUND_TOKENS} tokens, more of shorter layers (default: 3 on a CPU, 40 on a GPU)")
     parser.add_argument("--out", type=Path, help="write the JSON to this file too")
 
 
@@ -80,14 +69,14 @@ def main(args: argparse.Namespace) -> int:
     _check(args)
     if args.threads:
         torch.set_num_threads(args.threads)
-    report = {**_conditions(args), **environment(args.device), "layers": []}
+    report = {**conditions(args, visual_share=VISUAL_SHARE, close=CLOSE), **environment(args.device), "layers": []}
     with torch.inference_mode():
         for name in args.shapes:
             bench = Bench(SHAPES[name], args.ranks, torch.device(args.device), getattr(torch, args.dtype))
             for tokens in args.tokens:
                 layer = bench.measure(tokens, args)
                 report["layers"].append({"shape": name, **layer})
-                print(table(name, report["layers"][-1], args), flush=True)
+                print(table(name, SHAPES[name], report["layers"][-1], args), flush=True)
                 if args.out:
                     args.out.parent.mkdir(parents=True, exist_ok=True)
                     args.out.write_text(json.dumps(report, indent=1) + "\n")  # after each, as a sweep takes minutes
@@ -120,67 +109,52 @@ class Bench:
         layer = {name: value.to(self.device) for name, value in skewed_layer(sizes, args.skew, args.seed).items()}
         hidden_TD = torch.randn(tokens, self.shape.hidden, generator=torch.Generator().manual_seed(args.seed)).to(self.device, self.dtype)
         routed_N = layer["expert_TK"].flatten().bincount(minlength=self.shape.experts)
-        plans = {("vanilla", None, "vanilla"): preset("vanilla")}
+        plans = {Plan("vanilla", None, "vanilla"): preset("vanilla")}
         for gamma in args.gamma:
-            plans |= {(name, gamma, "same gamma"): preset(name, gamma=gamma) for name in PRESETS if name != "vanilla"}
-            plans["macs, effective", gamma, "same gamma"] = preset("macs", gamma=gamma, capacity_basis="effective")
+            plans |= {Plan(name, gamma, "same gamma"): preset(name, gamma=gamma) for name in PRESETS if name != "vanilla"}
+            plans[Plan("macs, effective", gamma, "same gamma")] = preset("macs", gamma=gamma, capacity_basis="effective")
             for name in ("macs", "macs, effective"):
-                policy = plans[name, gamma, "same gamma"]
+                policy = plans[Plan(name, gamma, "same gamma")]
                 target = _fullest(decide(layer, weigh(layer, hidden_TD, policy), policy, self.ranks).tokens_after_N, self.ranks)
                 if target < _fullest(routed_N, self.ranks):
                     equal = equal_straggler_gamma(routed_N, target, tokens * self.shape.top_k, self.ranks)
-                    plans["token_drop", gamma, f"straggler load of {name}"] = preset("token_drop", gamma=equal)
-        repeats = args.repeats or (40 if self.device.type == "cuda" else 1)
-        rounds = max(1, min(MAX_ROUNDS, repeats * ROUND_TOKENS // tokens))
+                    plans[Plan("token_drop", gamma, f"straggler load of {name}")] = preset("token_drop", gamma=equal)
+        repeats = args.repeats or (40 if self.device.type == "cuda" else 3)
+        rounds = max(MIN_ROUNDS, min(MAX_ROUNDS, repeats * ROUND_TOKENS // tokens))
         rows = self._rows(layer, hidden_TD, plans, rounds)
-        vanilla = rows[0]
         for row in rows:
-            row["time_over_vanilla"] = row["seconds"] / vanilla["seconds"]
-            row["modelled"] = max(row["tokens_per_rank"]) / max(vanilla["tokens_per_rank"])
+            row["modelled"] = max(row["tokens_per_rank"]) / max(rows[0]["tokens_per_rank"])
         ones_T = torch.ones(tokens, device=self.device)
         syncs = host_syncs(lambda: decide(layer, ones_T, preset("macs"), self.ranks), self.device)
         return {"tokens": tokens, "visual": visual, "rounds": rounds, "host_syncs_of_a_schedule": syncs, "rows": rows}
 
-    def _rows(self, layer: dict[str, Tensor], hidden_TD: Tensor, plans: dict[tuple, Policy], rounds: int) -> list[dict[str, Any]]:
-        """Time all plans in rounds, so that a slow spell of the machine meets all of them."""
-        weight = {key: weigh(layer, hidden_TD, policy) for key, policy in plans.items()}
-        decided = {key: decide(layer, weight[key], policy, self.ranks) for key, policy in plans.items()}
-        weighing: dict[tuple, list[float]] = {key: [] for key in plans}
-        scheduling: dict[tuple, list[float]] = {key: [] for key in plans}
-        shares: dict[tuple, list[list[float]]] = {key: [[] for _ in range(self.ranks)] for key in plans}
-        self._share(hidden_TD, decided["vanilla", None, "vanilla"], 0)  # the first pays for memory and thread pools
+    def _rows(self, layer: dict[str, Tensor], hidden_TD: Tensor, plans: dict[Plan, Policy], rounds: int) -> list[dict[str, Any]]:
+        """Time all plans in rounds, vanilla anew before each gamma: what a policy takes is set beside a neighbour in time."""
+        vanilla, *others = plans
+        weight = {plan: weigh(layer, hidden_TD, policy) for plan, policy in plans.items()}
+        decided = {plan: decide(layer, weight[plan], policy, self.ranks) for plan, policy in plans.items()}
+        runs: dict[Plan, list[Timed]] = {plan: [] for plan in plans}
+        self._timed_shares(hidden_TD, decided[vanilla])  # the first run pays for memory and thread pools
         for _ in range(rounds):
-            for key, policy in plans.items():
-                if policy.overflow != "none":
-                    weighing[key].append(seconds(lambda: weigh(layer, hidden_TD, policy), self.device))
-                    scheduling[key].append(seconds(lambda: decide(layer, weight[key], policy, self.ranks), self.device))
-                for rank in range(self.ranks):
-                    shares[key][rank].append(seconds(lambda: self._share(hidden_TD, decided[key], rank), self.device))
-        return [self._row(key, plans[key], decided[key], (weighing[key], scheduling[key]), shares[key]) for key in plans]
+            gamma = None
+            for plan in others:
+                if plan.macs_gamma != gamma:
+                    gamma = plan.macs_gamma
+                    shares = self._timed_shares(hidden_TD, decided[vanilla])
+                    beside = max(shares.values())
+                    runs[vanilla].append(Timed(0.0, 0.0, shares, 1.0))  # vanilla weighs and schedules nothing
+                policy = plans[plan]
+                weighing = seconds(lambda: weigh(layer, hidden_TD, policy), self.device)
+                scheduling = seconds(lambda: decide(layer, weight[plan], policy, self.ranks), self.device)
+                shares = self._timed_shares(hidden_TD, decided[plan])
+                runs[plan].append(Timed(weighing, scheduling, shares, (scheduling + max(shares.values())) / beside))
+        return [_row(plan, plans[plan], decided[plan], runs[plan], self.ranks) for plan in plans]
 
-    def _row(self, key: tuple, policy: Policy, decision: Assignment, before: tuple[list[float], list[float]], shares: list[list[float]]) -> dict[str, Any]:
-        per_rank = [statistics.median(times) for times in shares]
-        weigh_seconds, schedule_seconds = (statistics.median(times) if times else 0.0 for times in before)  # vanilla: none
-        status_TC, executed_N = decision.status_TC, decision.tokens_after_N
-        pairs = int(decision.tokens_before_N.sum())
-        total = schedule_seconds + max(per_rank)
-        return {
-            "policy": key[0],
-            "gamma": policy.gamma if key[1] else None,
-            "compared_at": key[2],
-            "macs_gamma": key[1],
-            "dropped": int((status_TC == DROPPED).sum()) / pairs,
-            "rerouted": int((status_TC == REROUTED).sum()) / pairs,
-            "tokens_per_rank": executed_N.view(self.ranks, -1).sum(1).tolist(),
-            "straggler": _fullest(executed_N, self.ranks) / (pairs / self.ranks),
-            "expert_straggler": float(executed_N.max()) / (pairs / len(executed_N)),
-            "weigh_seconds": weigh_seconds,
-            "schedule_seconds": schedule_seconds,
-            "rank_seconds": per_rank,
-            "slowest_rank": max(range(self.ranks), key=per_rank.__getitem__),
-            "seconds": total,
-            "schedule_over_layer": schedule_seconds / total,
-        }
+    def _timed_shares(self, hidden_TD: Tensor, decision: Assignment) -> dict[int, float]:
+        """Return the seconds of each rank that may be the slowest."""
+        tokens_G = decision.tokens_after_N.view(self.ranks, -1).sum(1).tolist()
+        close = [rank for rank, tokens in enumerate(tokens_G) if tokens >= CLOSE * max(tokens_G)]
+        return {rank: seconds(lambda: self._share(hidden_TD, decision, rank), self.device) for rank in close}
 
     def _share(self, hidden_TD: Tensor, decision: Assignment, rank: int) -> Tensor:
         """Execute one rank's share, as ``macs.model.parallel`` does on a real one."""
@@ -189,6 +163,33 @@ class Bench:
             setattr(self._experts, name, nn.Parameter(weights[rank * count : (rank + 1) * count], requires_grad=False))
         weight_TC = decision.weight_TC.to(self.dtype)
         return partial_output(self._experts.forward, hidden_TD, decision.expert_TC, weight_TC, rank * count, count)[0]
+
+
+def _row(plan: Plan, policy: Policy, decision: Assignment, runs: list[Timed], ranks: int) -> dict[str, Any]:
+    status_TC, executed_N = decision.status_TC, decision.tokens_after_N
+    pairs = int(decision.tokens_before_N.sum())
+    per_rank = {rank: statistics.median(run.shares[rank] for run in runs) for rank in runs[0].shares}
+    schedule_seconds = statistics.median(run.scheduling for run in runs)
+    total = schedule_seconds + max(per_rank.values())
+    return {
+        "policy": plan.name,
+        "gamma": policy.gamma if plan.macs_gamma else None,
+        "compared_at": plan.compared_at,
+        "macs_gamma": plan.macs_gamma,
+        "dropped": int((status_TC == DROPPED).sum()) / pairs,
+        "rerouted": int((status_TC == REROUTED).sum()) / pairs,
+        "tokens_per_rank": executed_N.view(ranks, -1).sum(1).tolist(),
+        "straggler": _fullest(executed_N, ranks) / (pairs / ranks),
+        "expert_straggler": float(executed_N.max()) / (pairs / len(executed_N)),
+        "weigh_seconds": statistics.median(run.weighing for run in runs),
+        "schedule_seconds": schedule_seconds,
+        "rank_seconds": [per_rank.get(rank) for rank in range(ranks)],
+        "slowest_rank": max(per_rank, key=per_rank.__getitem__),
+        "seconds": total,
+        "schedule_over_layer": schedule_seconds / total,
+        "time_over_vanilla": statistics.median(run.over_vanilla for run in runs),
+        "seconds_range": [extreme(run.scheduling + max(run.shares.values()) for run in runs) for extreme in (min, max)],
+    }
 
 
 def weigh(layer: dict[str, Tensor], hidden_TD: Tensor, policy: Policy) -> Tensor:
@@ -222,39 +223,6 @@ def seconds(run: Callable[[], Any], device: torch.device) -> float:
     with Stopwatch(device) as watch:
         run()
     return watch.seconds
-
-
-def _conditions(args: argparse.Namespace) -> dict[str, Any]:
-    popularity = f"N(0, {args.skew:g})"
-    return {
-        "what": "one MoE layer, ranks in turn: schedule + slowest rank's experts; no communication, no attention; entropy weights apart",
-        "ranks": args.ranks,
-        "dtype": args.dtype,
-        "experts": "transformers grouped_mm, random weights",
-        "routing": f"logits N(0, 1) + {popularity} per expert + {popularity} per expert and modality, softmax, seed {args.seed}",
-        "visual_share": VISUAL_SHARE,
-        "statistic": "median of the rounds, after a warm-up",
-    }
-
-
-def table(name: str, layer: dict[str, Any], args: argparse.Namespace) -> str:
-    """Return one shape and length as text."""
-    shape = SHAPES[name]
-    sizes = f"hidden {shape.hidden}, intermediate {shape.intermediate}, {shape.experts} experts, top-{shape.top_k}"
-    head = (f"{'policy':<16} {'gamma':>6} {'dropped':>8} {'rerouted':>8} {'straggler':>9} {'per expert':>10} "
-            f"{'entropy ms':>10} {'schedule ms':>11} {'slowest ms':>10} {'rank':>4} {'÷ vanilla':>9} {'modelled':>8} {'schedule ÷ layer':>16}")  # fmt: skip
-    lines = ["", f"{name}: {sizes}, T = {layer['tokens']}, {args.ranks} ranks in turn on {args.device}, {args.dtype}, {layer['rounds']} rounds", head]
-    for row in layer["rows"]:
-        gamma = f"{row['gamma']:.2f}" if row["gamma"] is not None else ""
-        mark = f"   {row['compared_at']} at {row['macs_gamma']:g}" if row["compared_at"].startswith("straggler") else ""
-        lines.append(
-            f"{row['policy']:<16} {gamma:>6} {row['dropped']:>8.1%} {row['rerouted']:>8.1%} {row['straggler']:>9.2f} {row['expert_straggler']:>10.2f} "
-            f"{row['weigh_seconds'] * 1e3:>10.1f} {row['schedule_seconds'] * 1e3:>11.1f} {max(row['rank_seconds']) * 1e3:>10.1f} {row['slowest_rank']:>4} "
-            f"{row['time_over_vanilla']:>9.2f} {row['modelled']:>8.2f} {row['schedule_over_layer']:>16.1%}{mark}"
-        )
-    if layer["host_syncs_of_a_schedule"] is not None:
-        lines.append(f"the host waits for the device {layer['host_syncs_of_a_schedule']} times in a schedule")
-    return "\n".join(lines)
 
 
 def _check(args: argparse.Namespace) -> None:
