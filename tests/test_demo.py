@@ -108,7 +108,13 @@ def test_letters_in_signs_are_labelled_in_order():
 
 @pytest.mark.parametrize(
     "text",
-    ["What does the top line say?", "KQTX 0123456789", "Grüße, 漢字 🙂 and \t tabs\n\nlines", "<div>\\u0000</div>", " a  b "],
+    [
+        "What does the top line say?",
+        "KQTX 0123456789",
+        "Grüße, 漢字 🙂 and \t tabs\n\nlines",
+        "<div>\\u0000</div>",
+        " a  b ",
+    ],
 )
 def test_tokenizer_gives_any_text_back(shipped, text):
     tokenizer = shipped[1].tokenizer
@@ -190,7 +196,10 @@ def test_expert_weights_lie_on_disk_as_published_checkpoints_store_them(shipped)
     text = shipped[0].config.text_config
     name = "model.language_model.layers.0.mlp.experts."
     index = json.loads((MODEL / "model.safetensors.index.json").read_text())["weight_map"]
-    wanted = {"gate_up_proj": (text.hidden_size, 2 * text.moe_intermediate_size), "down_proj": (text.moe_intermediate_size, text.hidden_size)}
+    wanted = {
+        "gate_up_proj": (text.hidden_size, 2 * text.moe_intermediate_size),
+        "down_proj": (text.moe_intermediate_size, text.hidden_size),
+    }
     for leaf, shape in wanted.items():
         with safe_open(MODEL / index[name + leaf], "pt") as file:
             assert tuple(file.get_tensor(name + leaf).shape) == (text.num_experts, *shape)

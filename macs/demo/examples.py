@@ -19,7 +19,9 @@ def write_examples(folder: Path, seeds: dict[str, int] | None = None) -> None:
     rows = []
     for number, family in enumerate(FAMILIES):
         seed = (seeds or {}).get(family, FIRST_SEED + number * 1000)
-        while (drawn := draw_question(family, seed)) is None or (drawn[1] is not None and drawn[1].width * drawn[1].height < 150**2):
+        while (drawn := draw_question(family, seed)) is None or (
+            drawn[1] is not None and drawn[1].width * drawn[1].height < 150**2
+        ):
             seed += 1
         question, image = drawn
         if image is None:  # a question without an image is shown beside a scene that does not help

@@ -51,7 +51,9 @@ def ask_letter_order(rng: random.Random) -> tuple[str, str]:
     """The letter after or before a letter."""
     i = rng.randrange(1, 25)
     if rng.random() < 0.6:
-        return rng.choice(("Which letter comes after {}?", "What follows {} in the alphabet?")).format(LETTERS[i]), LETTERS[i + 1]
+        return rng.choice(("Which letter comes after {}?", "What follows {} in the alphabet?")).format(
+            LETTERS[i]
+        ), LETTERS[i + 1]
     return f"Which letter comes before {LETTERS[i]}?", LETTERS[i - 1]
 
 
@@ -74,7 +76,9 @@ def ask_opposite(rng: random.Random) -> tuple[str, str]:
 def ask_category(rng: random.Random) -> tuple[str, str]:
     """The group of an everyday object."""
     name = rng.choice(OBJECT_NAMES)
-    return rng.choice(("What kind of thing is {}?", "To which group does {} belong?")).format(article(name)), CATEGORY_OF[name]
+    return rng.choice(("What kind of thing is {}?", "To which group does {} belong?")).format(
+        article(name)
+    ), CATEGORY_OF[name]
 
 
 def ask_about(rng: random.Random) -> tuple[str, str]:
@@ -93,7 +97,9 @@ def ask_mix_words(rng: random.Random) -> tuple[str, str]:
     """The mixture of two colours."""
     pair = rng.choice(sorted(sorted(p) for p in MIX))
     a, b = rng.sample(pair, 2)
-    return rng.choice(("Which colour do {} and {} mix to?", "What do you get from {} and {}?")).format(a, b), MIX[frozenset(pair)]
+    return rng.choice(("Which colour do {} and {} mix to?", "What do you get from {} and {}?")).format(a, b), MIX[
+        frozenset(pair)
+    ]
 
 
 def ask_number_word(rng: random.Random) -> tuple[str, str]:

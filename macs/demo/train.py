@@ -1,23 +1,27 @@
 """Trains the embedded model: one reproducible, resumable command on a CPU or a CUDA device."""
 
-import json
 import math
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import distributed as dist
 from torch import nn
-from torch.nn import functional as F
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from .attention import use_packed_attention
 from .build import build_config, build_model, build_processor, build_tokenizer, save_model
+from .losses import by_family, dense_loss, losses, new_heads
 from .optimizer import Optimizer
 from .packing import VALIDATION, Batches, Mix, Packer, draw_batch
-from .vocabulary import CLASSES, COLOUR_ID, FAMILIES, NUMBERS
+from .run_log import Log
+
+
+TRAINING_FOLDER, HEADS_FILE = "demo_training", "heads.safetensors"
 
 
 @dataclass(frozen=True)
@@ -49,69 +53,6 @@ def rate_at(settings: Settings, step: int) -> float:
     return settings.rate * warm * min(1.0, max(0.02, left))
 
 
-def new_heads(hidden: int) -> nn.ModuleDict:
-    """Linear heads on the visual tokens that name class, colour and number under each; used in training only."""
-    return nn.ModuleDict(
-        {name: nn.Linear(hidden, size) for name, size in
-         (("class", len(CLASSES)), ("colour", len(COLOUR_ID)), ("number", NUMBERS))}
-    )  # fmt: skip
-
-
-def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, top_k: int) -> tuple[torch.Tensor, list]:
-    """Mean over layers of N·Σ f_j·p_j (1 when even), and max/mean load per layer, over tokens that are not padding."""
-    total, skew = 0.0, []
-    flat = valid.reshape(-1)
-    for logits_TN in router_logits:
-        probs_TN = logits_TN.float().softmax(-1)[flat]
-        chosen = probs_TN.topk(top_k, -1).indices.reshape(-1)
-        load_N = torch.bincount(chosen, minlength=probs_TN.shape[1]).float() / chosen.numel()
-        total = total + probs_TN.shape[1] * (load_N * probs_TN.mean(0)).sum()
-        skew.append(round(float(load_N.max() * probs_TN.shape[1]), 2))
-    return total / len(router_logits), skew
-
-
-def dense_loss(heads: nn.ModuleDict, seen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of class, colour and number under each visual token; background counts a fifth."""
-    total = 0.0
-    for name, target in zip(("class", "colour", "number"), labels):
-        weight = torch.ones(heads[name].out_features, device=seen.device)
-        weight[0] = 0.2
-        total = total + F.cross_entropy(heads[name](seen).float(), target, weight=weight) / 3
-    return total
-
-
-def losses(model, heads, batch: dict, settings: Settings) -> tuple[torch.Tensor, dict]:
-    """Answer loss + dense loss + balance loss of one batch, and what the log needs."""
-    out = model.model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        shared_valid=batch["shared_valid"],
-        position_ids=batch["position_ids"],
-        pixel_values=batch["pixel_values"],
-        image_grid_thw=batch["image_grid_thw"],
-        output_router_logits=True,
-        use_cache=False,
-    )
-    hidden = out.last_hidden_state.flatten(0, 1)[batch["answer_at"]]
-    logits = model.lm_head(hidden).float()
-    answer = F.cross_entropy(logits, batch["answer_id"])
-    dense = dense_loss(heads, torch.cat(list(out.image_outputs.pooler_output)), batch["dense"])
-    balance, skew = balance_loss(out.router_logits, batch["valid"], model.config.text_config.num_experts_per_tok)
-    right = (logits.argmax(-1) == batch["answer_id"]).long()
-    exact = torch.ones(len(batch["family"]), dtype=torch.long, device=right.device)
-    exact = exact.scatter_reduce(0, batch["answer_question"], right, "amin")
-    total = answer + settings.dense * dense + settings.balance * balance
-    return total, {"answer": answer.item(), "dense": dense.item(), "balance": balance.item(), "skew": skew, "exact": exact}
-
-
-def by_family(exact: torch.Tensor, family: torch.Tensor, into: dict) -> None:
-    """Adds [right, asked] per family."""
-    for i, name in enumerate(FAMILIES):
-        chosen = family == i
-        right, asked = into.get(name, (0, 0))
-        into[name] = (right + int(exact[chosen].sum()), asked + int(chosen.sum()))
-
-
 @torch.no_grad()
 def validate(run: "Run", packer: Packer, settings: Settings, batches: int = 4) -> dict[str, float]:
     """Exact match per family on the validation split (full-size scenes, greedy)."""
@@ -119,7 +60,7 @@ def validate(run: "Run", packer: Packer, settings: Settings, batches: int = 4) -
     for index in range(batches):
         batch = to_device(draw_batch(packer, Mix(small_share=0.0), VALIDATION, index), settings.device)
         with torch.autocast(settings.device, torch.bfloat16):
-            _, facts = losses(run.model, run.heads, batch, settings)
+            _, facts = losses(run.model, run.heads, batch, settings.dense, settings.balance)
         by_family(facts["exact"], batch["family"], score)
     return {name: round(right / max(1, asked), 3) for name, (right, asked) in score.items()}
 
@@ -154,6 +95,8 @@ def start(settings: Settings, folder: Path, weights: Path | None) -> Run:
     use_packed_attention(model)
     torch.manual_seed(settings.seed)
     heads = new_heads(model.config.text_config.hidden_size)
+    if weights is not None and (weights.parent / TRAINING_FOLDER / HEADS_FILE).exists():
+        heads.load_state_dict(load_file(weights.parent / TRAINING_FOLDER / HEADS_FILE))
     model.to(settings.device).train(), heads.to(settings.device)
     run = Run(model, heads, {}, Optimizer(model, heads, settings.weight_decay), processor)
     checkpoint = folder / "checkpoint.pt"
@@ -188,7 +131,7 @@ def train_step(run: Run, batch: dict, settings: Settings) -> dict:
     run.optimizer.set_rate(rate_at(settings, run.step))
     with torch.autocast(settings.device, torch.bfloat16):
         if "input_ids" in batch:
-            loss, facts = losses(run.model, run.heads, batch, settings)
+            loss, facts = losses(run.model, run.heads, batch, settings.dense, settings.balance)
         else:
             seen = run.model.model.visual(batch["pixel_values"], grid_thw=batch["image_grid_thw"]).pooler_output
             loss = dense_loss(run.heads, seen, batch["dense"])
@@ -240,7 +183,7 @@ def _train_part(part: int, settings: Settings, folder: Path, weights: Path | Non
         prefetch_factor=4 if settings.workers else None, pin_memory=settings.device == "cuda",
     )  # fmt: skip
     begin = time.perf_counter()
-    log = Log(folder, settings, run.step) if part == 0 else None
+    log = Log(folder, asdict(settings), run.step) if part == 0 else None
     for batch in loader:
         over = torch.tensor(float(run.step >= settings.steps or time.perf_counter() - begin > minutes * 60))
         if settings.processes > 1:
@@ -250,7 +193,7 @@ def _train_part(part: int, settings: Settings, folder: Path, weights: Path | Non
         batch = to_device(batch, settings.device)
         facts = train_step(run, batch, settings)
         if log is not None:
-            log.note(run, facts, batch, settings)
+            log.note(run, facts, batch, rate_at(settings, run.step), settings.images)
             if run.step % 250 == 0:
                 save_checkpoint(run, folder)
             if run.step % 250 == 0 and run.step > settings.lessons:
@@ -259,39 +202,11 @@ def _train_part(part: int, settings: Settings, folder: Path, weights: Path | Non
         save_checkpoint(run, folder)
 
 
-class Log:
-    """The run's JSON lines: settings, then every 25 steps the losses, router balance and exact match per family."""
-
-    def __init__(self, folder: Path, settings: Settings, step: int):
-        self.file = (folder / "log.jsonl").open("a")
-        self.score, self.tick = {}, time.perf_counter()
-        self.write({"settings": asdict(settings), "step": step})
-
-    def write(self, line: dict) -> None:
-        """One line, at once on the disk."""
-        print(json.dumps(line), file=self.file, flush=True)
-
-    def note(self, run: Run, facts: dict, batch: dict, settings: Settings) -> None:
-        """Counts this step and writes a line at every 25th."""
-        if "exact" in facts:
-            by_family(facts["exact"], batch["family"], self.score)
-        if run.step % 25:
-            return
-        now = time.perf_counter()
-        run.seconds += now - self.tick
-        line = {"step": run.step, "seconds": round(run.seconds), "rate": round(rate_at(settings, run.step), 6)}
-        line |= {"images_per_second": round(25 * settings.images / (now - self.tick), 1)}
-        line |= {"dense": round(facts["dense"], 4)}
-        if "exact" in facts:
-            line |= {"loss": round(facts["answer"], 4), "balance": round(facts["balance"], 3)}
-            line |= {"max_over_mean": facts["skew"]}
-        line |= {name: round(right / max(1, asked), 3) for name, (right, asked) in self.score.items()}
-        self.write(line)
-        self.score, self.tick = {}, now
-
-
 def export(folder: Path, out: Path) -> int:
-    """Writes the averaged weights of the run in `folder` as a transformers checkpoint; returns the run's step."""
+    """Writes the averaged weights of the run in `folder` as a transformers checkpoint; returns the run's step.
+
+    The log and the heads of the dense labels, which a later leg starts from, go to a folder `demo_training` beside it.
+    """
     if not (folder / "checkpoint.pt").exists():
         raise ValueError(f"{folder} holds no checkpoint.pt; train first")
     saved = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
@@ -300,4 +215,8 @@ def export(folder: Path, out: Path) -> int:
     model.load_state_dict(saved["model"])
     model.load_state_dict(saved["average"], strict=False)
     save_model(model, processor, out)
+    beside = out.parent / TRAINING_FOLDER
+    beside.mkdir(exist_ok=True)
+    save_file(saved["heads"], beside / HEADS_FILE)
+    shutil.copyfile(folder / "log.jsonl", beside / "log.jsonl")
     return saved["step"]

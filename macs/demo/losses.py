@@ -1,0 +1,76 @@
+"""What training minimises: answers, dense labels under the visual tokens, and a mild balance of the experts."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .vocabulary import CLASSES, COLOUR_ID, FAMILIES, NUMBERS
+
+
+def new_heads(hidden: int) -> nn.ModuleDict:
+    """Linear heads on the visual tokens that name class, colour and number under each; used in training only."""
+    return nn.ModuleDict(
+        {name: nn.Linear(hidden, size) for name, size in
+         (("class", len(CLASSES)), ("colour", len(COLOUR_ID)), ("number", NUMBERS))}
+    )  # fmt: skip
+
+
+def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, top_k: int) -> tuple[torch.Tensor, list]:
+    """Mean over layers of N·Σ f_j·p_j (1 when even), and max/mean load per layer, over tokens that are not padding."""
+    total, skew = 0.0, []
+    flat = valid.reshape(-1)
+    for logits_TN in router_logits:
+        probs_TN = logits_TN.float().softmax(-1)[flat]
+        chosen = probs_TN.topk(top_k, -1).indices.reshape(-1)
+        load_N = torch.bincount(chosen, minlength=probs_TN.shape[1]).float() / chosen.numel()
+        total = total + probs_TN.shape[1] * (load_N * probs_TN.mean(0)).sum()
+        skew.append(round(float(load_N.max() * probs_TN.shape[1]), 2))
+    return total / len(router_logits), skew
+
+
+def dense_loss(heads: nn.ModuleDict, seen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy of class, colour and number under each visual token; background counts a fifth."""
+    total = 0.0
+    for name, target in zip(("class", "colour", "number"), labels):
+        weight = torch.ones(heads[name].out_features, device=seen.device)
+        weight[0] = 0.2
+        total = total + F.cross_entropy(heads[name](seen).float(), target, weight=weight) / 3
+    return total
+
+
+def losses(model, heads, batch: dict, dense_weight: float, balance_weight: float) -> tuple[torch.Tensor, dict]:
+    """Answer loss + dense loss + balance loss of one batch, and what the log needs."""
+    out = model.model(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        shared_valid=batch["shared_valid"],
+        position_ids=batch["position_ids"],
+        pixel_values=batch["pixel_values"],
+        image_grid_thw=batch["image_grid_thw"],
+        output_router_logits=True,
+        use_cache=False,
+    )
+    hidden = out.last_hidden_state.flatten(0, 1)[batch["answer_at"]]
+    logits = model.lm_head(hidden).float()
+    answer = F.cross_entropy(logits, batch["answer_id"])
+    dense = dense_loss(heads, torch.cat(list(out.image_outputs.pooler_output)), batch["dense"])
+    balance, skew = balance_loss(out.router_logits, batch["valid"], model.config.text_config.num_experts_per_tok)
+    right = (logits.argmax(-1) == batch["answer_id"]).long()
+    exact = torch.ones(len(batch["family"]), dtype=torch.long, device=right.device)
+    exact = exact.scatter_reduce(0, batch["answer_question"], right, "amin")
+    total = answer + dense_weight * dense + balance_weight * balance
+    return total, {
+        "answer": answer.item(),
+        "dense": dense.item(),
+        "balance": balance.item(),
+        "skew": skew,
+        "exact": exact,
+    }
+
+
+def by_family(exact: torch.Tensor, family: torch.Tensor, into: dict) -> None:
+    """Adds [right, asked] per family."""
+    for i, name in enumerate(FAMILIES):
+        chosen = family == i
+        right, asked = into.get(name, (0, 0))
+        into[name] = (right + int(exact[chosen].sum()), asked + int(chosen.sum()))
