@@ -20,7 +20,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ep-size", type=int, help="ranks over which the experts are placed (default: up to 4)")
     add_flags(parser)
     parser.add_argument("--examples", type=Path, default=ASSETS / "examples", help="folder of recorded examples")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--host", help="address to listen on (default: GRADIO_SERVER_NAME if it is set, as on Spaces, else this machine alone)")
     parser.add_argument("--port", type=int, help="port to listen on (default: the first free one from 7860)")
     return parser.parse_args(argv)
 
