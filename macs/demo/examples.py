@@ -31,7 +31,10 @@ def write_examples(folder: Path, seeds: dict[str, int] | None = None) -> None:
         image.save(folder / f"{family}.png", optimize=True)
         rows.append({"file": f"{family}.png", "prompt": question.prompt, "family": family, "answer": question.answer,
                      "seed": seed})  # fmt: skip
-    (folder / "examples.json").write_text(json.dumps(rows, indent=2) + "\n")
+    listing = folder / "examples.json"
+    others = json.loads(listing.read_text()) if listing.exists() else []
+    rows += [row for row in others if row["family"] not in FAMILIES]  # photographs stay
+    listing.write_text(json.dumps(rows, indent=2) + "\n")
 
 
 def write_samples(folder: Path, first_seed: int, count: int) -> None:
