@@ -35,7 +35,7 @@ def draw_crowd(seed: int, grid: tuple[int, int]) -> Scene:
 def _draw_next(canvas, rng: random.Random, ground: tuple, x: float, y: float, height: float) -> float | None:
     """One more piece of text, shape or object in the row at (x, y); its width, or None when it does not fit."""
     side = height * rng.uniform(0.8, 1.0)
-    if rng.random() < 0.5:
+    if rng.random() < 0.65:
         size, face = side * 0.84, rng.randrange(FONTS_COUNT)
         text = random_text(rng, 6)
         pixels = max(7, round(size))

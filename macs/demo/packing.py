@@ -146,7 +146,7 @@ def draw_lesson(mix: Mix, step: int, part: int = 0, parts: int = 1) -> dict:
     scenes = []
     for slot in range(mix.images):
         seed, turned = TRAINING[0] + (step * parts + part) * mix.images + slot, rng.choice((grid, grid[::-1]))
-        if rng.random() < 0.6:
+        if rng.random() < 0.7:
             scenes.append(draw_crowd(seed, turned))
         else:
             scenes.append(draw_scene(seed, rng.choices(KINDS, (0.3, 0.2, 0.5))[0], "small", turned))
