@@ -31,9 +31,11 @@ class _Macs(EPImplementation):
         self.record: CallRecord | None = None  # where the next call, and no later one, writes its times
         experts.macs_parallel = self
 
-    @torch.no_grad()
     def __call__(self, hidden_TD: Tensor, expert_TK: Tensor, weight_TK: Tensor) -> Tensor:
-        out_TD = self._run(hidden_TD, expert_TK, weight_TK)
+        if torch.is_grad_enabled() and hidden_TD.requires_grad:
+            raise RuntimeError(f"{type(self).__name__} has no backward; run the model under torch.no_grad().")
+        with torch.no_grad():
+            out_TD = self._run(hidden_TD, expert_TK, weight_TK)
         self.record = None
         return out_TD
 
