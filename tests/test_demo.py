@@ -239,3 +239,29 @@ def test_interval_holds_the_share():
     low, high = interval(170, 200)
     assert 0.79 < low < 0.85 < high < 0.90
     assert interval(200, 200)[1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("bad", [{"device": "cuda", "processes": 2}, {"images": 25, "processes": 2}])
+def test_bad_training_settings_are_one_sentence(tmp_path, bad):
+    from macs.demo.train import Settings, train
+
+    with pytest.raises(ValueError, match="give "):
+        train(Settings(**bad), tmp_path)
+
+
+def test_schedule_warms_up_holds_and_decays():
+    from macs.demo.train import Settings, rate_at
+
+    settings = Settings(steps=1000, warmup=100, decay=200, rate=1.0)
+    assert rate_at(settings, 0) == pytest.approx(0.01)
+    assert rate_at(settings, 500) == 1.0
+    assert rate_at(settings, 900) == pytest.approx(0.5)
+    assert rate_at(settings, 1000) == pytest.approx(0.02)
+
+
+def test_orthogonal_makes_singular_values_near_one():
+    from macs.demo.optimizer import orthogonal
+
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonal(torch.randn(3, 40, 24)))
+    assert values.shape == (3, 24) and 0.5 < values.min() and values.max() < 1.4

@@ -40,12 +40,8 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run one command; 2 for bad input."""
-    try:
-        {"scenes": _scenes, "train": _train, "evaluate": _evaluate, "export": _export}[args.demo_command](args)
-    except ValueError as error:
-        print(f"macs demo: {error}")
-        return 2
+    """Run one command; ValueError, with one sentence, for bad input."""
+    {"scenes": _scenes, "train": _train, "evaluate": _evaluate, "export": _export}[args.demo_command](args)
     return 0
 
 

@@ -34,7 +34,7 @@ class Mix:
     text_packs: int = 2
     slots: int = 4
     small_share: float = 1.0
-    kinds: tuple[float, float, float] = (0.36, 0.42, 0.22)
+    kinds: tuple[float, float, float] = (0.36, 0.37, 0.27)
 
 
 @dataclass

@@ -33,9 +33,9 @@ ASK = {
     "things": (
         (1.0, "attributes", ask_colour), (1.0, "attributes", ask_shape), (1.2, "attributes", ask_object),
         (1.0, "attributes", ask_fact), (0.5, "attributes", ask_mix), (0.4, "attributes", ask_corners),
-        (0.8, "attributes", ask_biggest), (1.8, "presence", ask_is_there), (0.4, "presence", ask_more),
-        (2.2, "counting", ask_count), (0.4, "counting", ask_sum_count), (1.2, "counting", ask_where),
-        (1.2, "counting", ask_side), (0.8, "counting", ask_extreme),
+        (0.8, "attributes", ask_biggest), (2.7, "presence", ask_is_there), (0.6, "presence", ask_more),
+        (4.4, "counting", ask_count), (0.8, "counting", ask_sum_count), (2.4, "counting", ask_where),
+        (2.4, "counting", ask_side), (1.6, "counting", ask_extreme),
     ),
     "signs": (
         (4.0, "reading", ask_read), (1.2, "reading", ask_end), (0.6, "reading", ask_length),

@@ -157,6 +157,10 @@ def train(settings: Settings, folder: Path, weights: Path | None = None, minutes
     step: on a machine shared with other work this loses far less than threads that wait for each other in every
     operation.
     """
+    if settings.device != "cpu" and settings.processes != 1:
+        raise ValueError(f"{settings.processes} processes share a CPU only; give --processes 1 with --device {settings.device}")
+    if settings.images % settings.processes:
+        raise ValueError(f"{settings.images} images do not divide by {settings.processes} processes; give a multiple")
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "tokenizer").exists():
         processor = AutoProcessor.from_pretrained(weights) if weights else build_processor(build_tokenizer())
