@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from macs.engine.base import EngineFailure
 from macs.engine.start import add_flags, chosen, start
 from macs.view.examples import find_examples
 from macs.view.page import build_page, launch_options
@@ -31,9 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         examples = find_examples(flags.examples)
         engine = start(flags.model, ep_size=flags.ep_size, **chosen(flags))
-    except ValueError as error:
+    except (ValueError, EngineFailure) as error:
         print(error, file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, ValueError) else 1
     try:
         page = build_page(engine, examples)
         page.launch(server_name=flags.host, server_port=flags.port, show_error=True, **launch_options())
@@ -42,5 +43,5 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":  # spawned ranks import this file again
+if __name__ == "__main__":
     sys.exit(main())

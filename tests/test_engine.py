@@ -169,3 +169,8 @@ def test_bad_input_ends_with_one_sentence_and_code_2(sentence):
 def test_an_unknown_command_lists_the_known_ones():
     done = subprocess.run([sys.executable, "-m", "macs", "fly"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "calibrate" in done.stderr
+
+
+def test_the_embedded_model_says_that_it_knows_drawings_alone(engine, comparison):
+    assert any("drawings" in notice for notice in engine.info.notices)
+    assert comparison.policy.about["notices"] == list(engine.info.notices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Callable, Protocol
 
 import numpy as np
@@ -11,6 +12,8 @@ from PIL.Image import Image
 
 from macs.config import Policy
 from macs.trace import Trace
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo_model"  # the embedded model, in a checkout of the repository
 
 
 @dataclass(frozen=True)

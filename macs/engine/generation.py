@@ -12,10 +12,13 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from macs.config import Policy
-from macs.engine.base import Progress, Request, Run, Stopped
+from macs.engine.base import DEMO_MODEL, Progress, Request, Run, Stopped
 from macs.engine.intake import preview, to_rgb
 from macs.model import Loaded, apply, encode
 from macs.trace import Trace
+
+DRAWINGS = "The embedded model was trained on drawings; its answers about photographs mean nothing."
+NOT_CALIBRATED = "Not calibrated: every expert counts as shared, so capacity is static. Run: python -m macs calibrate"
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ def read(loaded: Loaded, request: Request) -> Mapping[str, Any]:
 def complete(loaded: Loaded, request: Request, generated: Generated, *, about: Mapping[str, Any], kl: float | None) -> Run:
     """Return the run with the request, the answer's text and what is known of how it ran written into its trace."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    facts = {"model": loaded.name, "date": date, "source": "live", "notices": notices(loaded, generated.trace.calibrated)}
     trace = replace(
         generated.trace,
         prompt=request.prompt,
@@ -113,9 +117,17 @@ def complete(loaded: Loaded, request: Request, generated: Generated, *, about: M
         images=() if request.image is None else (preview(to_rgb(request.image)),),
         seconds=generated.seconds,
         kl=kl,
-        about=dict(generated.trace.about) | {"model": loaded.name, "date": date, "source": "live"} | about,
+        about=dict(generated.trace.about) | facts | about,
     )
     return Run(trace, generated.answer_A, generated.logprob_AV)
+
+
+def notices(loaded: Loaded, calibrated: bool) -> list[str]:
+    """Return the plain sentences that must stand beside whatever this model answers."""
+    found = list(loaded.notices)
+    if loaded.folder.resolve() == DEMO_MODEL:
+        found.append(DRAWINGS)
+    return found if calibrated else [*found, NOT_CALIBRATED]
 
 
 def distance(reference: Run | None, generated: Generated, along: Callable[[tuple[int, ...]], Generated]) -> float | None:

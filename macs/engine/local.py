@@ -9,11 +9,10 @@ import torch
 
 from macs.config import Policy, check_ep_size
 from macs.engine.base import EngineInfo, Hooks, Progress, Request, Run, Stopped
-from macs.engine.generation import Generated, Watch, complete, distance, generate, read
-from macs.model import Loaded, load, read_calibration
+from macs.engine.generation import Generated, Watch, complete, distance, generate, notices, read
+from macs.model import Loaded, count_experts, load, read_calibration
 
 DEFAULT_EP_SIZE = 4
-NOT_CALIBRATED = "Not calibrated: every expert counts as shared, so capacity is static. Run: python -m macs calibrate"
 
 
 class LocalEngine:
@@ -21,12 +20,14 @@ class LocalEngine:
 
     def __init__(self, name_or_path: str, *, ep_size: int | None = None, dtype: str = "auto", device: str | None = None) -> None:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if ep_size is not None:
+            check_ep_size(ep_size, count_experts(name_or_path))  # before any weight is read
         self._loaded = load(name_or_path, dtype=dtype, device=device)
         self._calibration = read_calibration(self._loaded)
         self._lock = threading.Lock()
         self.info = describe(self._loaded, self._calibration is not None)
         if ep_size is not None:
-            self.info = replace(self.info, ep_size=check_ep_size(ep_size, self.info.num_experts))
+            self.info = replace(self.info, ep_size=ep_size)
 
     def run(self, request: Request, policy: Policy, *, ep_size: int | None = None, reference: Run | None = None, hooks: Hooks = Hooks()) -> Run:
         """Return one run; see ``macs.engine.base.Engine.run``."""
@@ -70,5 +71,5 @@ def describe(loaded: Loaded, calibrated: bool) -> EngineInfo:
         calibrated=calibrated,
         max_visual_tokens=loaded.max_visual_tokens,
         max_prompt_tokens=loaded.max_prompt_tokens,
-        notices=loaded.notices if calibrated else (*loaded.notices, NOT_CALIBRATED),
+        notices=notices(loaded, calibrated),
     )

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from macs.config import CHOICES, PRESETS, RANGES, Policy, preset
-from macs.engine.base import Request
+from macs.engine.base import DEMO_MODEL, Request
 from macs.engine.start import add_flags, chosen, start
 from macs.trace import LayerTrace, Trace
-
-DEMO_MODEL = Path(__file__).parents[2] / "assets" / "demo_model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.utils import logging
 
 from macs.config import check_ep_size
 from macs.model.anatomy import Anatomy, dissect
@@ -55,11 +57,18 @@ def load(
     split = {"distributed_config": distributed_config(blank, ranks, exchange)} if ranks > 1 else {}
     if local and not any(Path(name).glob("*.safetensors")) and not any(Path(name).glob("*.bin")):
         raise ValueError(f"The folder {Path(name).name!r} has a config but no weights; copy its .safetensors files into it.")
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # in a log or a pipe a bar is noise between two sentences
     try:
         processor = AutoProcessor.from_pretrained(name, local_files_only=local, trust_remote_code=False)
-        model = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, local_files_only=local, trust_remote_code=False, **split)
+        model, found = AutoModelForImageTextToText.from_pretrained(
+            name, dtype=dtype, local_files_only=local, trust_remote_code=False, output_loading_info=True, **split
+        )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error, name)}") from error
+    if found["missing_keys"]:  # transformers only warns, and leaves them random
+        lacking = sorted(found["missing_keys"])
+        raise ValueError(f"{_shown(name)} lacks {len(lacking)} of the model's weights, {lacking[0]} among them; copy all its files again.")
     model = model.eval() if split else model.to(device).eval()  # ranks load straight to their own device
     anatomy = dissect(model)
     max_visual = _limit_image(processor, anatomy)

@@ -126,7 +126,7 @@ def start(session: Session, engine: Engine, line: job.Line, picture: str | None,
                 yield session.status_changes(_under_way(session, outcome))
     finally:
         session.running = False
-    about = {"seconds": outcome.seconds, "measured": engine.info.measured, "notices": (*notices, *engine.info.notices)}
+    about = {"seconds": outcome.seconds, "measured": engine.info.measured, "notices": notices}
     yield _end(session, outcome, about)
 
 

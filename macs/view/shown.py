@@ -58,8 +58,9 @@ class Shown:
 def open_run(run: Comparison, source: str, *, beside: str = BASELINES[0], **about: Any) -> Shown:
     """Return the page's content for a complete run, looking at the layer that vanilla's slowest rank holds back most.
 
-    ``about`` is seconds, measured and notices of a live run, or the name of an example.
+    ``about`` is seconds, measured and the intake's notices of a live run, or the name of an example.
     """
+    about["notices"] = (*about.get("notices", ()), *map(str, run.policy.about.get("notices", ())))
     ep_size = run.vanilla.ep_size
     layer = int(np.argmax([x.straggler(ep_size) for x in run.vanilla.layers]))
     return at_layer(Shown(run, run, pictures(run.policy), source, beside=beside, **about), layer)
