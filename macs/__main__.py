@@ -11,11 +11,13 @@ COMMANDS = {
     "calibrate": ("macs.eval.calibrate", "find each expert's modality for a model"),
     "record": ("macs.eval.record", "record the page's examples with the embedded model"),
     "bench schedule": ("macs.eval.bench_schedule", "time the scheduler against the experts it schedules"),
+    "bench page": ("macs.view.page_bench", "time first paint and slider redraw in a real browser"),
     "bench layer": ("macs.eval.bench_layer", "time one MoE layer at published shapes, ranks in turn"),
     "study quality": ("macs.eval.study_quality", "exact match on the held-out questions under each policy"),
     "study dependence": ("macs.eval.study_dependence", "accuracy with a random share of all pairs dropped"),
     "study loads": ("macs.eval.study_loads", "how skewed the router's loads are, per layer and rank"),
     "study entropy": ("macs.eval.study_entropy", "whether the entropy weight finds the objects"),
+    "synthetic": ("macs.eval.synthetic", "write a made-up trace of any size, to see the page with it"),
     "demo": ("macs.demo.cli", "scenes, training and evaluation of the embedded model"),
 }
 

@@ -24,6 +24,7 @@ PHOTO = Path(__file__).parent / "data" / "cat.jpg"  # "Chelsea", CC0 by Stefan v
 PROMPT = "Is the cat awake?"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"]
+expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 
 @pytest.fixture(scope="module")

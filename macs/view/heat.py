@@ -87,7 +87,7 @@ def _picture(trace: Trace, ratio_LN: np.ndarray, turned_LN: np.ndarray, height: 
     """Return the map as two masks, one per hue, so that the theme still colours it; a click finds its cell by place."""
     layers, experts = ratio_LN.shape
     hot_LN = ratio_LN > 1 + 1e-6
-    levels_LN = np.vectorize(level)(ratio_LN)
+    levels_LN = np.clip(np.where(hot_LN, (ratio_LN - 1) / (FULL - 1), ratio_LN), 0, 1)  # as ``level``
     place = f'x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT}" height="{short(layers * height)}"'
     parts = []
     for kind, strength_LN in (("hu", np.where(hot_LN, 0, levels_LN)), ("ho", np.where(hot_LN, 0.24 + 0.76 * levels_LN, 0))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Sequence
@@ -11,6 +12,8 @@ import gradio as gr
 from macs.engine.base import Engine
 from macs.view import curves, page_events, shown
 from macs.view.examples import Example
+from macs.view.job import Line
+from macs.view.page_api import add_api
 from macs.view.page_fields import PictureInput, build
 from macs.view.page_texts import TABS, beside_choices, beside_label, example_strip
 from macs.view.session import Session, render
@@ -44,10 +47,12 @@ class Parts:
 
 
 def launch_options() -> dict[str, Any]:
-    """Return what belongs to ``launch``: theme, style, script, and no server-side rendering."""
+    """Return what belongs to ``launch``: theme, style, script, no server-side rendering."""
     fonts = [gr.themes.Font(name) for name in ("Inter", "Segoe UI", "system-ui", "sans-serif")]
     theme = gr.themes.Base(font=fonts, font_mono=[gr.themes.Font("ui-monospace"), gr.themes.Font("monospace")])
-    return {"theme": theme, "css": (HERE / "page.css").read_text("utf-8"), "js": (HERE / "page.js").read_text("utf-8"), "ssr_mode": False}
+    css, js = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    tools = importlib.util.find_spec("mcp") is not None  # the endpoints are MCP tools too where that extra is installed
+    return {"theme": theme, "css": css, "js": js, "ssr_mode": False, "mcp_server": tools}
 
 
 def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
@@ -76,7 +81,9 @@ def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
                     html[name].render()
             tabs, downloads, trace_file, parcel = _tabs(html, words)
         parts = Parts(session, bus, html, controls, beside, **left, reset=reset, tabs=tabs, downloads=downloads, trace_file=trace_file, parcel=parcel)
-        page_events.wire(page, parts, engine, examples)
+        line = Line()
+        page_events.wire(page, parts, engine, line, examples)
+        add_api(engine, line)
     return page
 
 

@@ -42,13 +42,13 @@ def sent(changes: handlers.Changes) -> list[Any]:
     return [changes.get(name, gr.skip()) for name in ALL]
 
 
-def wire(page: gr.Blocks, parts: Parts, engine: Engine, examples: Sequence[Example]) -> None:
+def wire(page: gr.Blocks, parts: Parts, engine: Engine, line: Line, examples: Sequence[Example]) -> None:
     """Connect every event of the page."""
     wiring = _Wiring(parts)
     _wire_settings(parts, wiring, engine)
     _wire_looking(parts, wiring)
     _wire_content(page, parts, wiring, engine, examples)
-    _wire_run(parts, wiring, engine)
+    _wire_run(parts, wiring, engine, line)
     _wire_downloads(parts)
 
 
@@ -173,8 +173,7 @@ def _wire_content(page: gr.Blocks, parts: Parts, wiring: _Wiring, engine: Engine
     wiring.curves_after(page.load(arrive, parts.session, everywhere, **AT_ONCE))
 
 
-def _wire_run(parts: Parts, wiring: _Wiring, engine: Engine) -> None:
-    line = Line()
+def _wire_run(parts: Parts, wiring: _Wiring, engine: Engine, line: Line) -> None:
     still = [gr.skip()] * len(ALL)
 
     def run(session: Session, picture: str | None, prompt: str, *values: Any):

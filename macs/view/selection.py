@@ -48,7 +48,7 @@ def _token(t: int, shown: Shown, words: Words) -> tuple[str, str, dict[str, Any]
     sentences += [_slot_text(t, slot, shown, read, words) for slot in range(trace.top_k)]
     text = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
     crop = _crop(t, shown) if visual and shown.pictures else ""
-    table = f"<h3>{esc(words('every_layer'))} <small>{esc(words('fate_key'))}</small></h3><div class=\"ftw\">{_fate_table(t, shown, words)}</div>"
+    table = f"<h3>{esc(words('every_layer'))} <small>{esc(words('fate_key'))}</small></h3>{_scrolled(_fate_table(t, shown, words), words('every_layer'))}"
     return f"{crop}<div>{_head(title, words)}{text}</div>", table, _token_marks(t, shown, read)
 
 
@@ -102,6 +102,11 @@ def _crop(t: int, shown: Shown) -> str:
     across, down = CROP / (x1 - x0), CROP / (y1 - y0)
     place = f"background-image:var(--picture-{picture});background-size:{across:.1f}px {down:.1f}px;background-position:{-x0 * across:.1f}px {-y0 * down:.1f}px"
     return f'<div class="crop" style="{place}" role="presentation"></div>'
+
+
+def _scrolled(table: str, label: str) -> str:
+    """Return a table that scrolls sideways where it is too wide, by keyboard too."""
+    return f'<div class="ftw" tabindex="0" role="group" aria-label="{esc(label)}">{table}</div>'
 
 
 def _fate_table(t: int, shown: Shown, words: Words) -> str:
@@ -222,4 +227,5 @@ def _rank_table(g: int, shown: Shown, words: Words) -> str:
             for i, tokens_G in enumerate(tokens)
         )
         rows += f'<tr><th scope="row"><b>{esc(words.policy(trace.policy.preset))}</b></th>{cells}</tr>'
-    return f'<h3>{esc(words("rank_layers"))}</h3><div class="ftw"><table class="ft plain"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+    table = f'<table class="ft plain"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return f"<h3>{esc(words('rank_layers'))}</h3>{_scrolled(table, words('rank_layers'))}"

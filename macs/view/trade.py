@@ -108,10 +108,15 @@ def _lower(shown: Shown, words: Words, axes: Axes, curves: Curves | None) -> str
         parts.append(svg.text(min(at[0] + 6, RIGHT - 110), at[1] - 6, words("drop_or_rer"), "halo"))
         parts += _points(curves, axes)
     x = axes.x(now.policy.straggler())
-    parts += [svg.line((x, TOP[0]), (x, LOW[1]), "eq"), svg.text(x + 5, TOP[1] + 12, words("same_time"), "st halo")]
+    parts += [svg.line((x, TOP[0]), (x, LOW[1]), "eq"), _beside(x, words("same_time"))]
     parts += [svg.circle((axes.x(t.straggler()), axes.drop(t.share(DROPPED))), 5.5, _label(t, words)) for t in (now.same_gamma, now.same_time)]
     parts.append(svg.diamond((x, axes.drop(now.policy.share(DROPPED))), 5.5, _label(now.policy, words)))
     return "".join(parts)
+
+
+def _beside(x: float, text: str) -> str:
+    left = x > RIGHT - 80
+    return svg.text(x - 5 if left else x + 5, TOP[1] + 12, text, "st halo", "end" if left else "start")
 
 
 def _along(curve: Curve, share: np.ndarray, axes: Axes) -> list[svg.Point]:

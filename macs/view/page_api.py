@@ -1,0 +1,85 @@
+"""The named entry points for programs: the same comparison and the same rescheduling, without the page."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import gradio as gr
+
+from macs.config import PRESETS, preset
+from macs.engine.base import Engine, EngineFailure, Hooks, Request
+from macs.engine.compare import NAMES, compare
+from macs.engine.intake import open_image
+from macs.engine.run_command import document
+from macs.trace_file import load_trace
+from macs.view.job import Line
+from macs.view.page_fields import PictureInput
+from macs.view.settings import BASELINE_PRESETS, DEFAULT_LENGTH
+
+
+def add_api(engine: Engine, line: Line) -> None:
+    """Add the endpoints /compare and /schedule to the page that is being built; their parameters are unseen components."""
+    with gr.Group(visible=False):
+        policy = gr.Dropdown(list(PRESETS), value="macs", label="policy")
+        gamma, delta, rho = (gr.Number(value, label=name) for name, value in (("gamma", 1.0), ("delta", 1.0), ("rho", 0.5)))
+        ep_size = gr.Number(engine.info.ep_size, precision=0, label="ep_size")
+        _add_compare(engine, line, [policy, gamma, delta, rho, ep_size])
+        _add_schedule([policy, gamma, delta, rho, ep_size])
+
+
+def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Component]) -> None:
+    prompt, image = gr.Textbox(label="prompt"), PictureInput(type="filepath", image_mode=None, label="image")
+    baseline = gr.Dropdown(list(BASELINE_PRESETS), value=BASELINE_PRESETS[0], label="baseline")
+    length = gr.Number(DEFAULT_LENGTH, precision=0, label="max_new_tokens")
+
+    def run(
+        prompt: str,
+        image: str | None = None,  # None makes it optional for clients; the other defaults are the components' values
+        policy: str = "macs",
+        gamma: float = 1.0,
+        delta: float = 1.0,
+        rho: float = 0.5,
+        ep_size: int = engine.info.ep_size,
+        baseline: str = BASELINE_PRESETS[0],
+        max_new_tokens: int = DEFAULT_LENGTH,
+    ) -> dict[str, Any]:
+        """Run a prompt, with or without an image, under vanilla, a policy, and a baseline at the same gamma and at the same time.
+
+        Returns one document per run: answer, kl, seconds, and per layer kept, rerouted, dropped, straggler and loads per expert.
+        """
+        ticket, never = line.join(), threading.Event()
+        try:
+            request = _request(prompt, image, max_new_tokens)
+            chosen = preset(policy, gamma=gamma, delta=delta, rho=rho)
+            line.wait(ticket, never)
+            result = compare(engine, request, chosen, baseline=baseline, ep_size=ep_size, hooks=Hooks(stop=never))
+        except (ValueError, EngineFailure) as error:
+            raise gr.Error(str(error)) from None
+        finally:
+            line.leave(ticket)
+        return {name: document(trace) | {"kl": trace.kl} for name in NAMES for trace in [getattr(result, name)]}
+
+    inputs = [prompt, image, *settings, baseline, length]
+    gr.Button("compare").click(run, inputs, gr.JSON(), api_name="compare", concurrency_limit=None)
+
+
+def _request(prompt: str, image: str | None, length: int) -> Request:
+    if not (prompt or "").strip():
+        raise ValueError("Write a prompt first.")
+    if length is None or length < 1:
+        raise ValueError(f"max_new_tokens is {length!r}; use 1 or more.")
+    return Request(prompt, open_image(image).image if image else None, length)
+
+
+def _add_schedule(settings: list[gr.components.Component]) -> None:
+    trace_file = gr.File(type="filepath", label="trace")
+
+    def schedule(trace: str, policy: str, gamma: float, delta: float, rho: float, ep_size: int) -> dict[str, Any]:
+        """Schedule a recorded trace again under another policy, without the model; returns the document of a run."""
+        try:
+            return document(load_trace(trace).reschedule(preset(policy, gamma=gamma, delta=delta, rho=rho), ep_size=ep_size))
+        except ValueError as error:
+            raise gr.Error(str(error)) from None
+
+    gr.Button("schedule").click(schedule, [trace_file, *settings], gr.JSON(), api_name="schedule")

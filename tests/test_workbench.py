@@ -1,0 +1,330 @@
+"""The page as a workbench, in a real browser: links, downloads, selection, keyboard, queue, languages, themes, phone, audit.
+
+Runs on made-up router scores decided by the real scheduler; ``test_page`` has the embedded model. Screenshots of each
+run are kept in ``artifacts/screenshots``.
+"""
+
+import csv
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from gradio_client import Client, handle_file
+from PIL import Image
+from playwright.sync_api import expect, sync_playwright
+
+from macs.config import policy_from_dict, preset
+from macs.engine.base import Request
+from macs.engine.compare import NAMES, compare, save_comparison
+from macs.engine.intake import open_image
+from macs.trace import DROPPED
+from macs.trace_file import load_trace, save_trace
+from macs.view import curves, gantt, heat, shown, trade
+from macs.view.examples import find_examples
+from macs.view.page import build_page, launch_options
+from macs.view.words import LANGUAGES, Words
+from tests.fake_engine import FakeEngine
+from tests.test_page import CHROMIUM, FLAGS, PHOTO, pressed_layer, set_gamma
+
+SCREENSHOTS = Path(__file__).parents[1] / "artifacts" / "screenshots"
+SIZES = {"desktop": {"width": 1400, "height": 900}, "phone": {"width": 390, "height": 844}}
+TABS = ("tokens", "layers", "export", "method")
+TABS_ON_PHONE = 2  # the others are in a menu there
+EN = Words("en")
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return FakeEngine()
+
+
+@pytest.fixture(scope="module")
+def examples(engine, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("examples")
+    listing = []
+    for name, prompt in (("cat", "What animal is this?"), ("detail", "What colour are its eyes?")):
+        image = Image.open(PHOTO) if name == "cat" else Image.open(PHOTO).crop((100, 50, 350, 250))
+        image.save(folder / f"{name}.png")
+        save_comparison(compare(engine, Request(prompt, image.convert("RGB")), preset("macs", gamma=0.6)), folder / name)
+        listing.append({"file": f"{name}.png", "prompt": prompt})
+    (folder / "examples.json").write_text(json.dumps(listing))
+    return find_examples(folder)
+
+
+@pytest.fixture(scope="module")
+def address(engine, examples):
+    page = build_page(engine, examples)
+    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1", **launch_options())
+    yield url
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium, address):
+    """Return a function that opens a new tab; a script error in any of them fails the test."""
+    opened, errors = [], []
+
+    def open_tab(query: str = "", **options):
+        context = chromium.new_context(**({"viewport": SIZES["desktop"], "locale": "en-GB"} | options))
+        opened.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address + query)
+        page.wait_for_function("document.querySelector('.strip .cur') && document.querySelector('.sel')")
+        return page
+
+    yield open_tab
+    for context in opened:
+        context.close()
+    assert not errors
+
+
+@pytest.fixture(scope="module")
+def content(examples):
+    return shown.open_run(examples[0].load(), "recorded")
+
+
+def tab(page, name: str) -> None:
+    button = page.locator(f"#tab_{name}-button")
+    if not button.is_visible():  # on a phone some tabs are in gradio's menu
+        page.locator("#tabs .overflow-menu > button").click()
+        button = page.locator("#tabs .overflow-dropdown button").nth(TABS.index(name) - TABS_ON_PHONE)
+    button.click()
+    expect(page.locator(f"#{name}")).to_be_visible()
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_look_says_the_same_numbers_and_passes_the_audit(visit, content, lang, theme, size):
+    page = visit(f"?lang={lang}", viewport=SIZES[size], color_scheme=theme)
+    words = Words(lang)
+    expect(page.locator("h1")).to_have_text(words("title"))
+    layer = content.layers[2]
+    assert pressed_layer(page) == content.layer
+    label = f"{words('kept')} {layer.kept}, {words('rerouted')} {layer.rerouted}, {words('dropped')} {layer.dropped}"
+    expect(page.locator('tr[data-row="policy"] .stack')).to_have_attribute("aria-label", label)
+    assert f"{content.policy.share(DROPPED) * 100:.1f}%" in page.locator("#trade").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 22)"
+    assert dark == (theme == "dark")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{size}-{theme}-{lang}.png", full_page=True)
+    for name in TABS:
+        tab(page, name)
+        found = [v for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
+        assert not found, [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in found]
+
+
+def test_a_link_restores_example_settings_and_view(visit, examples):
+    page = visit("?example=detail&gamma=0.9&delta=2.0&layer=1&beside=same_gamma&focus=expert-5")
+    expect(page.locator("#prompt textarea")).to_have_value("What colour are its eyes?")
+    planned = examples[1].load().plan(preset("macs", gamma=0.9, delta=2.0))
+    layer = planned.policy.layers[1]
+    expect(page.locator('tr[data-row="policy"] .stack')).to_have_attribute("aria-label", f"kept {layer.kept}, rerouted {layer.rerouted}, dropped {layer.dropped}")
+    expect(page.locator(".strip h2")).to_contain_text("Expert 5")
+    expect(page.locator("#set-gamma input[type=number]")).to_have_value("0.9")
+    tab(page, "export")
+    link = page.locator("[data-take=link]").get_attribute("data-link")
+    again = visit(link)
+    expect(again.locator(".strip h2")).to_contain_text("Expert 5")
+    assert again.locator("#ledger").inner_text() == page.locator("#ledger").inner_text()
+
+
+def test_a_cell_of_the_map_leads_to_its_layer_and_expert(visit, content):
+    page = visit()
+    ratio_LN, turned_LN = heat.ratios(content.policy)
+    cell = page.locator('#heat .fig').nth(1).locator('[data-cell-layer="3"] [data-cell-expert="7"]')
+    assert f"load {ratio_LN[3, 7]:.2f}× capacity, {turned_LN[3, 7]} pairs turned away" in cell.locator("title").text_content()
+    cell.click()
+    expect(page.locator(".strip h2")).to_contain_text("Expert 7")
+    assert pressed_layer(page) == 3
+    expect(page.locator('.ex[data-expert="7"]')).to_have_class("ex sel")
+
+
+def test_a_barrier_block_leads_to_its_layer(visit):
+    page = visit()
+    page.locator("#gantt .hit-area").nth(1).click()
+    expect(page.locator('.ly[data-value="1"]')).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_word_is_followed_like_a_patch(visit, content):
+    page = visit()
+    chip = page.locator(".tok button").nth(2)
+    token = int(chip.get_attribute("data-token"))
+    chip.click()
+    expect(page.locator(".strip h2")).to_contain_text("Token")
+    expect(page.locator(".strip")).to_contain_text("A text token counts 1.")
+    chosen = {str(e) for e in content.layers[2].expert_TK[token]}
+    assert chosen <= {e.get_attribute("data-expert") for e in page.locator(".ex.touch").all()}
+
+
+def test_an_expert_veils_the_patches_it_does_not_serve(visit, content):
+    page = visit()
+    page.locator('.ex[data-expert="3"]').click()
+    expect(page.locator("#page.picking")).to_have_count(1)
+    layer, visual_T = content.layers[2], content.policy.tokens.visual_T
+    turned_T = ((layer.expert_TK == 3) & (layer.decision.status_TC != 0)).any(1) & visual_T
+    assert page.locator(".pc.gone").count() == int(turned_T.sum())
+
+
+def test_the_keyboard_reaches_every_patch_and_expert(visit):
+    page = visit()
+    first = page.locator("#weights .pc").first
+    first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    columns = round(1 / float(first.evaluate("e => getComputedStyle(e).getPropertyValue('--cw')")))
+    assert page.evaluate("document.activeElement.dataset.token") == page.locator("#weights .pc").nth(columns + 1).get_attribute("data-token")
+    page.keyboard.press("Enter")
+    expect(page.locator(".strip h2")).to_contain_text("Patch (1, 1)")
+    assert page.evaluate("document.activeElement.dataset.token") is not None, "focus survives the redraw"
+    page.keyboard.press("Escape")
+    expect(page.locator(".strip.none")).to_be_visible()
+    page.locator(".ex").first.focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.dataset.expert") == "5"
+
+
+def test_the_curves_follow_delta_and_the_time_line_follows_gamma(visit, content):
+    page = visit()
+    set_gamma(page, 1.0)
+    planned = shown.plan(content, preset("macs", gamma=1.0), "token_drop", 4)
+    expect(page.locator("#trade .fn")).to_have_text(trade.sentence(planned, EN))
+    expect(page.locator("#gantt .fn")).to_contain_text(f"{100 * gantt.waiting(gantt.durations(planned.policy, measured=False)):.0f}% with MACS")
+    box = page.locator("#set-delta input[type=number]")
+    box.fill("3")
+    box.press("Tab")
+    planned = shown.plan(content, preset("macs", gamma=1.0, delta=3.0), "token_drop", 4)
+    point = f"γ {curves.GAMMAS[5]:.2f}: "
+    drawn = curves.curves(planned).policy
+    expect(page.locator("#trade .p2 title", has_text=point)).to_have_text(f"{point}{drawn.straggler[5]:.2f}, {100 * drawn.dropped[5]:.1f}%")
+
+
+def test_what_is_downloaded_is_what_is_shown(visit, content, tmp_path):
+    page = visit()
+    set_gamma(page, 0.8)
+    planned = content.run.plan(preset("macs", gamma=0.8))
+    tab(page, "export")
+
+    def download(button: str) -> Path:
+        with page.expect_download() as waiting:
+            page.locator(button).click()
+        path = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(path)
+        return path
+
+    rows = list(csv.DictReader(io.StringIO(download("#exp_pairs").read_text("utf-8-sig"))))
+    own = [r for r in rows if r["policy"] == "macs"]
+    assert sum(r["status"] == "dropped" for r in own) == sum(layer.dropped for layer in planned.policy.layers)
+    assert policy_from_dict(json.loads(download("#exp_set").read_text())["policy"]) == preset("macs", gamma=0.8)
+    with zipfile.ZipFile(download("#exp_trace")) as archive:
+        assert {Path(n).stem for n in archive.namelist()} == set(NAMES)
+        assert load_trace(io.BytesIO(archive.read("policy.npz"))).policy == content.run.policy.policy  # what ran, not the plan
+    assert f"γ {0.8:.2f}" in download("#exp_html").read_text("utf-8")
+    assert download("[data-take=svg]").read_text("utf-8").startswith("<svg")
+    assert Image.open(download("[data-take=png]")).size[0] == 840
+
+
+def choose(page, file: Path) -> None:
+    with page.expect_file_chooser() as waiting:
+        page.locator("#open-trace").click()
+    waiting.value.set_files(file)
+
+
+def test_a_trace_file_is_opened(visit, content, tmp_path):
+    page = visit()
+    file = tmp_path / "mine.npz"
+    save_trace(content.run.policy.reschedule(preset("macs", gamma=1.1)), file)
+    tab(page, "export")
+    choose(page, file)
+    expect(page.locator(".badge")).to_contain_text("Trace file")
+    expect(page.locator('tr[data-row="policy"] th small')).to_contain_text("γ 1.10")
+    expect(page.locator("#set-gamma input[type=number]")).to_have_value("1.1")
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"no trace")
+    choose(page, bad)
+    expect(page.locator("#status .error")).to_have_text("This file is no trace; choose a file that the page or the command line wrote.")
+
+
+def test_the_second_in_line_sees_its_place_and_the_first_can_stop(visit, engine):
+    engine.pace = 0.4
+    try:
+        first, second = visit(), visit()
+        first.locator("#run").click()
+        expect(first.locator("#status")).to_contain_text("policy 1 of 4")
+        second.locator("#run").click()
+        expect(second.locator("#status")).to_contain_text("1 ahead in the queue")
+        first.locator("#stop").click()
+        expect(first.locator("#status")).to_contain_text("Stopped.")
+        expect(second.locator("#status")).to_contain_text("policy 1 of 4")
+        engine.pace = 0.0
+        expect(second.locator(".badge")).to_contain_text("Live")
+        expect(first.locator(".badge")).to_contain_text("Recorded trace")  # each tab keeps its own content
+    finally:
+        engine.pace = 0.0
+
+
+def test_a_failing_engine_gives_one_sentence(visit, engine):
+    page = visit()
+    engine.fail = ValueError("This image makes 2000 visual tokens; at most 1024 run here. Use a smaller one.")
+    try:
+        page.locator("#run").click()
+        expect(page.locator("#status .error")).to_have_text(f"{engine.fail} The page still shows the last complete run.")
+        engine.fail = KeyError("bug")
+        page.locator("#run").click()
+        expect(page.locator("#status .error")).to_contain_text("The run failed in the model (KeyError).")
+        expect(page.locator("#run")).to_be_enabled()
+    finally:
+        engine.fail = None
+
+
+def test_settings_moved_during_a_run_apply_to_its_result(visit, engine):
+    page = visit()
+    engine.pace = 0.2
+    try:
+        page.locator("#run").click()
+        expect(page.locator("#status")).to_contain_text("policy 2 of 4")
+        set_gamma(page, 1.2)
+        engine.pace = 0.0
+        expect(page.locator("#status")).to_contain_text("Answers and KL are from γ 0.60, δ 1.0.")
+        expect(page.locator('tr[data-row="policy"] th small')).to_contain_text("γ 1.20")
+    finally:
+        engine.pace = 0.0
+
+
+def test_programs_get_the_same_numbers(address, engine):
+    client = Client(address, verbose=False)
+    result = client.predict(prompt="What animal is this?", image=handle_file(PHOTO), policy="macs", gamma=0.7, api_name="/compare")
+    expected = compare(engine, Request("What animal is this?", open_image(PHOTO).image), preset("macs", gamma=0.7))
+    for name in NAMES:
+        trace = getattr(expected, name)
+        assert [x["dropped"] for x in result[name]["layers"]] == [layer.dropped for layer in trace.layers]
+        assert result[name]["answer"] == trace.answer and result[name]["kl"] == trace.kl
+    with pytest.raises(Exception, match="Write a prompt first."):
+        client.predict(prompt=" ", api_name="/compare")
+
+
+def test_programs_schedule_a_trace_again(address, content, tmp_path):
+    save_trace(content.run.policy, tmp_path / "t.npz")
+    result = Client(address, verbose=False).predict(trace=handle_file(tmp_path / "t.npz"), policy="token_drop", gamma=0.5, ep_size=8, api_name="/schedule")
+    expected = content.run.policy.reschedule(preset("token_drop", gamma=0.5), ep_size=8)
+    assert [x["straggler"] for x in result["layers"]] == [layer.straggler(8) for layer in expected.layers]
+
+
+def test_only_named_entry_points_are_public(address):
+    described = Client(address, verbose=False).view_api(return_format="dict")
+    assert set(described["named_endpoints"]) == {"/compare", "/schedule"} and not described["unnamed_endpoints"]
