@@ -12,6 +12,7 @@ from macs.view.words import Words
 
 WIDTH, LEFT, RIGHT = 420, 4, 416
 ROOM = 53  # pixels for one policy's ranks
+MAX_LABELS = 12
 GAP = 1.0  # pixels between layers, for the barrier's line
 
 
@@ -86,11 +87,17 @@ def _bars(time_LG: np.ndarray, shown: Shown, longest: float, top: float) -> str:
                 parts.append(_rect(x + own + 1, top + g * pitch, width - own - 1, height, "gw"))
         number = shown.policy.layers[i].layer
         parts.append(_hit(x, top, width, i))
-        if layers <= 12 or i % (layers // 6) == 0 or i == shown.layer:
+        if labelled(i, shown.layer, layers, MAX_LABELS):
             parts.append(svg.text(x + width / 2, top + ROOM + 12, str(number), "st" if i == shown.layer else "", "middle"))
         x += width + GAP
         parts.append(svg.line((x - GAP / 2, top - 2), (x - GAP / 2, top + ROOM + 1), "bar"))
     return "".join(parts)
+
+
+def labelled(index: int, current: int, count: int, most: int) -> bool:
+    """Return whether a row of numbers has room for this one: the current one always, its neighbours then not."""
+    step = -(-count // most)
+    return index == current or (index % step == 0 and (step == 1 or abs(index - current) >= step / 2))
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str) -> str:

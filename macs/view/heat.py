@@ -10,6 +10,7 @@ from PIL import Image
 
 from macs.trace import Trace
 from macs.view import svg
+from macs.view.gantt import labelled
 from macs.view.markup import esc, num, short
 from macs.view.reading import queues
 from macs.view.shown import Shown
@@ -52,9 +53,8 @@ def _map(trace: Trace, ratio_LN: np.ndarray, turned_LN: np.ndarray, shown: Shown
     bottom = TOP + layers * height
     cells = _cells if layers * experts <= MAX_CELLS else _picture
     body = cells(trace, ratio_LN, turned_LN, height, width, words)
-    every = max(1, int(np.ceil(14 / height)))
     for i in range(layers):
-        if i % every == 0 or i == shown.layer:
+        if labelled(i, shown.layer, layers, int(layers * height / 14)):
             body += svg.text(LEFT - 6, TOP + (i + 0.5) * height + 4, str(trace.layers[i].layer), "st" if i == shown.layer else "", "end")
     body += f'<rect class="hl" x="{LEFT}" y="{short(TOP + shown.layer * height)}" width="{WIDTH - LEFT}" height="{short(height)}"/>'
     for g in range(trace.ep_size if trace.ep_size <= 8 else 0):

@@ -117,7 +117,7 @@ def _ranks(layer: LayerTrace, ep_size: int, widest: int, words: Words) -> str:
 def _answer(answer: str, vanilla: str, row: str, words: Words) -> str:
     long = ' class="long"' if len(answer) > LONG else ""
     text = f"<b{long}>{mark_changes(vanilla, answer)}</b>" if answer else f"<b class=none>{esc(words('no_answer'))}</b>"
-    if row == "vanilla":
+    if row == "vanilla" or not (answer or vanilla):
         return text
     return f"{text} <small>{esc(words('same'))}</small>" if answer == vanilla else f'{text} <small class="bad">{esc(words("changed"))}</small>'
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Callable
+
 import numpy as np
 
 from macs.trace import DROPPED, KEPT, REROUTED, Trace
@@ -38,7 +40,7 @@ def weights(shown: Shown, words: Words) -> str:
     key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
     return (
         heading(words("weights_t"), segments("map", options, mode, words("weights_t")))
-        + _maps(shown, lambda i: "".join(cell(t) for t in np.nonzero(visual_T & (trace.tokens.image_T == i))[0]), "wmap", words("map_alt"))
+        + _maps(shown, lambda i: "".join(cell(t) for t in np.nonzero(visual_T & (trace.tokens.image_T == i))[0]), "wmap", words("map_alt"), mode)
         + f'<div class="keyw"><span>w</span>{key}</div><p class="fn">{esc(" ".join(notes))}</p>'
     )
 
@@ -108,10 +110,10 @@ def _place(x: float, y: float, width: float, height: float) -> str:
     return f"--x:{x:.5g};--y:{y:.5g};--cw:{width:.5g};--ch:{height:.5g}"
 
 
-def _maps(shown: Shown, cells, kind: str, label: str) -> str:
+def _maps(shown: Shown, cells: Callable[[int], str], kind: str, label: str, mode: str = "") -> str:
     role = 'role="group" data-rove="grid"' if kind == "wmap" else 'role="img"'
     return "".join(
-        f'<div class="map {kind}" style="aspect-ratio:{p.width}/{p.height};--photo:var(--picture-{i})"><span class="photo"></span>'
+        f'<div class="map {kind}" data-mode="{mode}" style="aspect-ratio:{p.width}/{p.height};--photo:var(--picture-{i})"><span class="photo"></span>'
         f'<div class="cells" {role} aria-label="{esc(label)}">{cells(i)}</div></div>'
         for i, p in enumerate(shown.pictures)
     )

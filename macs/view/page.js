@@ -8,6 +8,8 @@
   const kept = localStorage.getItem("macs-theme");
   if (kept && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", kept === "dark");
 
+  let chosenMap = ""; // windows or colour, once somebody chose; until then what the number of patches calls for
+
   // ---- marks: what is selected, outlined in every view
   const marked = ["sel", "hit", "gone", "touch", "hot"];
   function unmark() {
@@ -61,7 +63,7 @@
       const dark = document.body.classList.toggle("dark");
       localStorage.setItem("macs-theme", dark ? "dark" : "light");
     } else if (found.map) {
-      document.getElementById("page").dataset.map = found.map.dataset.value;
+      chosenMap = found.map.dataset.value;
       pressed();
     } else if (found.opens) {
       const panel = document.getElementById(found.opens.dataset.opens);
@@ -82,8 +84,9 @@
     else if (row) send("layer", { value: row.dataset.cellLayer });
   }
   function pressed() {
-    const mode = document.getElementById("page")?.dataset.map;
-    if (mode) all("[data-set=map]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === mode)));
+    const mode = chosenMap || document.querySelector(".wmap")?.dataset.mode || "windows";
+    document.getElementById("page").dataset.map = mode;
+    all("[data-set=map]").forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.value === mode)));
     all("[data-opens]").forEach((b) => b.setAttribute("aria-expanded", String(document.getElementById(b.dataset.opens).classList.contains("open"))));
   }
 

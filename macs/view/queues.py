@@ -15,7 +15,9 @@ from macs.view.words import Words
 
 HEIGHT = 232  # pixels for both panels together
 MAX_UNIT = 12  # pixels per pair at most, for layers with few pairs
-WIDE = 8  # experts per rank above which chips lose the role and numbers crowd
+WIDE = 8  # experts per rank above which chips lose the role, and only large numbers are written
+WIDER = 16  # experts per rank above which two cards stand in a row, not four
+LOUD = 0.4  # of the most that an expert turns away: less is not written on a wide board
 BAR_CLASS = {KEPT: "pat-k", "taken": "pat-i", REROUTED: "pat-o", DROPPED: "pat-d"}
 
 
@@ -49,7 +51,7 @@ def render(shown: Shown, words: Words) -> str:
     cards = "".join(_card(g, upper, lower, shown, words, step) for g in range(shown.policy.ep_size))
     per_rank = shown.policy.num_experts // shown.policy.ep_size
     style = f"--u:{unit:.3f}px;--a:{upper.top:.2f};--b:{lower.top:.2f};--step:{step:g};--per:{per_rank}"
-    wide = " wide" if per_rank > WIDE else ""
+    wide = (" wide" if per_rank > WIDE else "") + (" pairs" if per_rank > WIDER else "")
     return (
         heading(words("board_t"), _legend(words))
         + f'<div class="board{wide}" style="{style}"><p class="rt ra">{_title(upper, words)}</p><p class="rt rz">{_title(lower, words)}</p>'
@@ -148,7 +150,9 @@ def _plot(e: int, panel: Panel, name: str) -> str:
     drawn = "".join(f'<i class="q {BAR_CLASS[fate]}" style="--y:{short(bottom)};--h:{short(height)}"></i>' for fate, bottom, height in pieces if height)
     executed = int(queue.executed_N[e])
     top = max(executed, max(bottom + height for _, bottom, height in pieces if height or not bottom))
-    dropped, away = int(queue.dropped_N[e]), int(queue.away_N[e])
+    crowded = len(queue.routed_N) > WIDE * panel.trace.ep_size
+    quiet = crowded and queue.turned_N[e] < LOUD * queue.turned_N.max()
+    dropped, away = (0, 0) if quiet else (int(queue.dropped_N[e]), int(queue.away_N[e]))
     counts = (f'<em class="d">−{dropped}</em>' if dropped else "") + (f'<em class="r">↷{away}</em>' if away else "")
     wide = f'<i class="pat-e" style="--y:0;--h:{executed}"></i>' if executed else ""
     number = f'<span class="n" style="--y:{short(top)}">{counts}</span>' if counts else ""

@@ -18,6 +18,8 @@ from macs.view.words import Words
 
 CROP = 72  # pixels of the patch's picture
 BRICK = {KEPT: "pat-k", REROUTED: "pat-o", DROPPED: "pat-d"}
+MAX_SLOTS = 3  # slots that lost something and are told in words; the table has all
+MANY_LAYERS = 12  # above it the tables scroll sideways
 MAX_BRICKS = 400  # of one queue; beyond it bricks are thinner than a pixel
 
 
@@ -45,7 +47,7 @@ def _token(t: int, shown: Shown, words: Words) -> tuple[str, str, dict[str, Any]
     title = words("patch_t", r=row, c=column) if visual else words("token_t", t=visible(trace.tokens.text_T[t]))
     read = [pairs(own.layers[shown.layer], own.policy) for own in (shown.base, shown.policy)]
     sentences = [_weight_text(t, shown, words) if visual else words("counts_one")]
-    sentences += [_slot_text(t, slot, shown, read, words) for slot in range(trace.top_k)]
+    sentences += _slot_texts(t, shown, read, words)
     text = "".join(f"<p>{esc(sentence)}</p>" for sentence in sentences)
     crop = _crop(t, shown) if visual and shown.pictures else ""
     table = f"<h3>{esc(words('every_layer'))} <small>{esc(words('fate_key'))}</small></h3>{_scrolled(_fate_table(t, shown, words), words('every_layer'))}"
@@ -80,12 +82,24 @@ def _fate_text(read: Pairs, i: int, trace: Trace, index: int, words: Words) -> s
     return words("fate_dropped", x=num(max(missing, 0.0), 0 if trace.policy.load == "tokens" else 2))
 
 
-def _slot_text(t: int, slot: int, shown: Shown, read: list[Pairs], words: Words) -> str:
-    (a, b), (i, j) = read, [_at(r, t, slot) for r in read]
+def _slot_texts(t: int, shown: Shown, read: list[Pairs], words: Words) -> list[str]:
+    """Return one sentence for the slots that both policies keep, and one for each of the others, ``MAX_SLOTS`` at most."""
+    at = [[_at(r, t, slot) for r in read] for slot in range(shown.policy.top_k)]
+    weight_K = shown.layers[2].weight_TK[t]
+    kept = [slot for slot, (i, j) in enumerate(at) if read[0].status_P[i] == KEPT == read[1].status_P[j]]
+    lost = [slot for slot in range(len(at)) if slot not in kept]
+    texts = [_slot_text(slot, *at[slot], shown, read, float(weight_K[slot]), words) for slot in lost[:MAX_SLOTS]]
+    if len(lost) > MAX_SLOTS:
+        texts.append(words("more_slots", n=len(lost) - MAX_SLOTS))
+    if kept:
+        listed = ", ".join(f"{int(read[0].origin_P[at[slot][0]])} ({num(weight_K[slot])})" for slot in kept)
+        texts.append(words("kept_slots", list=listed))
+    return texts
+
+
+def _slot_text(slot: int, i: int, j: int, shown: Shown, read: list[Pairs], weight: float, words: Words) -> str:
+    a, b = read
     expert = int(a.origin_P[i])
-    weight = words("slot_weight", s=slot, w=num(shown.layers[2].weight_TK[t, slot]))
-    if a.status_P[i] == KEPT == b.status_P[j]:
-        return f"{weight} {words('keeps_both', e=expert)}"
     places = {
         "i": words.ordinal(int(a.place_P[i]) + 1),
         "n": int((a.origin_P == expert).sum()),
@@ -93,7 +107,7 @@ def _slot_text(t: int, slot: int, shown: Shown, read: list[Pairs], words: Words)
         "m": int((b.origin_P == expert).sum()),
     }
     fates = {"fa": _fate_text(a, i, shown.base, shown.layer, words), "fb": _fate_text(b, j, shown.policy, shown.layer, words)}
-    return f"{weight} {words('fate_line', e=expert, **places, **fates, **_names(shown, words))}"
+    return f"{words('slot_weight', s=slot, w=num(weight))} {words('fate_line', e=expert, **places, **fates, **_names(shown, words))}"
 
 
 def _crop(t: int, shown: Shown) -> str:
@@ -118,7 +132,8 @@ def _fate_table(t: int, shown: Shown, words: Words) -> str:
         for slot in range(trace.top_k):
             cells = "".join(_fate_cell(t, slot, layer, i == shown.layer, words) for i, layer in enumerate(trace.layers))
             rows.append(f'<tr><th scope="row"><b>{"" if slot else esc(name)}</b></th><th class="sl">{esc(words("slot"))} {slot}</th>{cells}</tr>')
-    return f'<table class="ft"><thead><tr><th></th><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+    many = " many" if len(shown.policy.layers) > MANY_LAYERS else ""
+    return f'<table class="ft{many}"><thead><tr><th></th><th></th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
 def _layer_heads(shown: Shown, words: Words) -> str:
@@ -227,5 +242,6 @@ def _rank_table(g: int, shown: Shown, words: Words) -> str:
             for i, tokens_G in enumerate(tokens)
         )
         rows += f'<tr><th scope="row"><b>{esc(words.policy(trace.policy.preset))}</b></th>{cells}</tr>'
-    table = f'<table class="ft plain"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    many = " many" if len(shown.policy.layers) > MANY_LAYERS else ""
+    table = f'<table class="ft plain{many}"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
     return f"<h3>{esc(words('rank_layers'))}</h3>{_scrolled(table, words('rank_layers'))}"
