@@ -15,7 +15,7 @@ from macs.demo.evaluate import answers, interval, load
 from macs.demo.packing import HELD_OUT, IGNORED, SLOT, TRAINING, VALIDATION, Mix, Packer, draw_batch, patches_of
 from macs.demo.questions import ask_scene, ask_without_image
 from macs.demo.scenes import KINDS, draw_scene, grid_of
-from macs.demo.vocabulary import ASSETS, CLASS_ID, CLASSES, COLOUR_ID, FAMILIES, OBJECT_NAMES
+from macs.demo.vocabulary import ASSETS, CLASS_ID, CLASSES, COLOUR_ID, FAMILIES, MIDDLE, OBJECT_NAMES
 
 MODEL = ASSETS / "demo_model"
 
@@ -83,9 +83,11 @@ def test_mask_and_labels_mark_the_cells_under_things():
     found = 0
     for seed in range(30):
         scene = draw_scene(seed, "things")
-        mask, (classes, colours, _) = scene.object_mask, scene.labels
+        mask, (classes, colours, number, down, across) = scene.object_mask, scene.labels
         assert mask.shape == scene.grid == classes.shape
         assert np.array_equal(mask, classes > 0)
+        assert 0 < (number == MIDDLE).sum() <= len(scene.items)
+        assert (down[0] == down[0, 0]).all() and down[0, 0] < down[-1, 0] and across[0, 0] < across[0, -1] <= 9
         for thing in scene.items:
             x, y = thing.centre
             cell = classes[int(y / CELL), int(x / CELL)]
@@ -210,6 +212,22 @@ def test_sizes_split_over_ranks(shipped):
     text = shipped[0].config.text_config
     assert text.num_experts % 8 == 0
     assert text.num_attention_heads % 4 == 0 and text.num_key_value_heads % 4 == 0
+
+
+def test_trained_model_answers_held_out_questions(shipped):
+    """A floor well under the measured accuracy: it fails for untrained, damaged or wrongly loaded weights."""
+    asked = [a for a in held_out.read_held_out() if a.seed % 20 == 7]
+    right = 0
+    for with_image in (True, False):
+        chosen = [a for a in asked if (a.image is not None) == with_image]
+        right += sum(a.answer == text for a, text in zip(chosen, answers(*shipped, chosen)))
+    assert len(asked) > 40 and right / len(asked) > 0.5
+
+
+def test_answers_in_a_batch_are_those_of_single_questions(shipped):
+    asked = [a for a in held_out.read_held_out() if a.family == "attributes"][:6]
+    together = answers(*shipped, asked, batch=6)
+    assert sum(a == b for a, b in zip(together, answers(*shipped, asked, batch=1))) >= 5
 
 
 def test_missing_model_is_one_sentence(tmp_path):

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from .vocabulary import ASSETS, CLASS_ID, COLOUR_ID, COLOURS, OBJECT_NAMES
+from .vocabulary import ASSETS, CLASS_ID, COLOUR_ID, COLOURS, MIDDLE, OBJECT_NAMES
 
 CELL = 16  # canonical pixels under one visual token: patch 8, merged 2 x 2
 FONTS = ("DejaVuSans-Bold.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSansMono-Bold.ttf", None)
@@ -203,7 +203,10 @@ def cell_ids(ids: Image.Image, things: list[Thing], grid: tuple[int, int]) -> np
 
 
 def dense_labels(cells: np.ndarray, things: list[Thing]) -> np.ndarray:
-    """Class, colour and number labels per visual token from `cell_ids`, shape [3, rows, columns]."""
+    """Labels per visual token from `cell_ids`: class, colour, number, row and column (in ninths of the picture, from 1).
+
+    Shape [5, rows, columns], in the order of `DENSE`.
+    """
     table = np.zeros((len(things) + 1, 3), np.int64)
     for i, thing in enumerate(things):
         table[i + 1] = (
@@ -211,4 +214,10 @@ def dense_labels(cells: np.ndarray, things: list[Thing]) -> np.ndarray:
             COLOUR_ID.get(thing.colour, 0),
             0 if thing.number is None else thing.number + 1,
         )
-    return table[cells].transpose(2, 0, 1)
+    labels = table[cells].transpose(2, 0, 1)
+    for thing in things:
+        if thing.kind in ("shape", "object"):  # one mark for each thing, whatever its size, lets it be counted
+            labels[2, int(thing.centre[1] // CELL), int(thing.centre[0] // CELL)] = MIDDLE
+    rows, columns = ((np.arange(n) * 9 + 4) // n + 1 for n in cells.shape)
+    places = np.stack(np.meshgrid(rows, columns, indexing="ij"))
+    return np.concatenate([labels, np.minimum(places, 9)])

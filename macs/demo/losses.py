@@ -4,15 +4,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .vocabulary import CLASSES, COLOUR_ID, FAMILIES, NUMBERS
+from .vocabulary import DENSE, FAMILIES
 
 
 def new_heads(hidden: int) -> nn.ModuleDict:
-    """Linear heads on the visual tokens that name class, colour and number under each; used in training only."""
-    return nn.ModuleDict(
-        {name: nn.Linear(hidden, size) for name, size in
-         (("class", len(CLASSES)), ("colour", len(COLOUR_ID)), ("number", NUMBERS))}
-    )  # fmt: skip
+    """Linear heads on the visual tokens that name what lies under each (see DENSE); used in training only."""
+    return nn.ModuleDict({name: nn.Linear(hidden, size) for name, size in DENSE.items()})
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, top_k: int) -> tuple[torch.Tensor, list]:
@@ -29,9 +26,9 @@ def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, t
 
 
 def dense_loss(heads: nn.ModuleDict, seen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of class, colour and number under each visual token; background counts a fifth."""
+    """Cross-entropy of the labels under each visual token (a third of each is summed); background counts a fifth."""
     total = 0.0
-    for name, target in zip(("class", "colour", "number"), labels):
+    for name, target in zip(DENSE, labels):
         weight = torch.ones(heads[name].out_features, device=seen.device)
         weight[0] = 0.2
         total = total + F.cross_entropy(heads[name](seen).float(), target, weight=weight) / 3

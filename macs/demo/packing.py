@@ -17,7 +17,7 @@ from .canvas import CELL
 from .crowds import draw_crowd
 from .questions import Question, ask_scene, ask_without_image
 from .scenes import FULL_GRIDS, KINDS, SMALL_GRIDS, Scene, draw_scene
-from .vocabulary import FAMILIES
+from .vocabulary import DENSE, FAMILIES
 
 HELD_OUT, VALIDATION, TRAINING = (0, 100_000), (100_000, 200_000), (1_000_000, 2**40)
 """Seed ranges [first, last) of the three splits; they never meet."""
@@ -134,7 +134,7 @@ def image_tensors(scenes: list[Scene]) -> dict:
     return {
         "pixel_values": torch.from_numpy(np.concatenate([patches_of(s.image, s.grid) for s in scenes])),
         "image_grid_thw": torch.tensor([[1, s.grid[0] * MERGE, s.grid[1] * MERGE] for s in scenes]),
-        "dense": torch.from_numpy(np.concatenate([s.labels.reshape(3, -1) for s in scenes], axis=1)),
+        "dense": torch.from_numpy(np.concatenate([s.labels.reshape(len(DENSE), -1) for s in scenes], axis=1)),
     }
 
 

@@ -29,7 +29,7 @@ class Line:
 
 @dataclass
 class Scene:
-    """A picture and everything that is known about it; `cells` is [rows, columns], `labels` [3, rows, columns]."""
+    """A picture and everything that is known about it; `cells` is [rows, columns], `labels` [5, rows, columns]."""
 
     kind: str
     image: Image.Image
@@ -41,7 +41,7 @@ class Scene:
 
     @property
     def labels(self) -> np.ndarray:
-        """Dense labels under each visual token: class, colour, number."""
+        """Dense labels under each visual token: class, colour, number, row, column."""
         return dense_labels(self.cells, self.things)
 
     @property

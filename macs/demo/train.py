@@ -158,7 +158,9 @@ def train(settings: Settings, folder: Path, weights: Path | None = None, minutes
     operation.
     """
     if settings.device != "cpu" and settings.processes != 1:
-        raise ValueError(f"{settings.processes} processes share a CPU only; give --processes 1 with --device {settings.device}")
+        raise ValueError(
+            f"{settings.processes} processes share a CPU only; give --processes 1 with --device {settings.device}"
+        )
     if settings.images % settings.processes:
         raise ValueError(f"{settings.images} images do not divide by {settings.processes} processes; give a multiple")
     folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,9 @@ DIGITS = "0123456789"
 CLASSES = ("background", *SHAPES, *OBJECT_NAMES, *LETTERS, *DIGITS, "bar", "slice", "point")
 CLASS_ID = {name: i for i, name in enumerate(CLASSES)}
 COLOUR_ID = {"none": 0, **{name: i + 1 for i, name in enumerate(COLOURS)}}
-NUMBERS = 14  # 0: none; n + 1: the value n of a bar, or the place n of a letter in its line
+DENSE = {"class": len(CLASSES), "colour": len(COLOUR_ID), "number": 14, "row": 10, "column": 10}
+"""Dense labels and their sizes; number 0 is none, n + 1 the value n of a bar or the place n of a letter in its line."""
+MIDDLE = 13  # the number under the middle of a shape or object
 
 FAMILIES = ("reading", "charts", "attributes", "presence", "counting", "text")
 """Mirrors of TextVQA, ChartQA, MMBench, MME, RealWorldQA, and reasoning without an image."""
