@@ -85,7 +85,7 @@ def test_mask_and_labels_mark_the_cells_under_things():
         scene = draw_scene(seed, "things")
         mask, (classes, colours, number, down, across) = scene.object_mask, scene.labels
         assert mask.shape == scene.grid == classes.shape
-        assert np.array_equal(mask, classes > 0)
+        assert np.array_equal(mask, classes > 0) and np.array_equal(mask, scene.mask_on(scene.grid))
         assert 0 < (number == MIDDLE).sum() <= len(scene.items)
         assert (down[0] == down[0, 0]).all() and down[0, 0] < down[-1, 0] and across[0, 0] < across[0, -1] <= 9
         for thing in scene.items:
@@ -128,7 +128,7 @@ def test_capitals_and_digits_stay_single_tokens(shipped):
 
 
 @pytest.mark.parametrize("size", [(224, 224), (640, 480), (90, 60), (1600, 800), (333, 1000), (31, 47)])
-def test_any_picture_gets_about_64_to_144_visual_tokens(shipped, size):
+def test_any_picture_gets_60_to_144_visual_tokens(shipped, size):
     from PIL import Image
 
     processor = shipped[1]

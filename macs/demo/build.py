@@ -24,7 +24,7 @@ VOCABULARY = 1024
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
            "<|video_pad|>")  # fmt: skip
 PATCH, MERGE = CELL // 2, 2
-TOKENS_LOW, TOKENS_HIGH = 64, 144
+TOKENS_LOW, TOKENS_HIGH = 60, 144
 
 # Capitals and digits stay single, so that what is read from an image is spelled; lower-case words may merge.
 WORDS = Regex(r"[A-Z][a-z]+| ?[a-z]+|[A-Z]|[0-9]|\s+|[^\sA-Za-z0-9]")
@@ -81,7 +81,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLProcessor:
-    """Qwen3-VL's processor with 8-pixel patches and 64 to 144 visual tokens per image."""
+    """Qwen3-VL's processor with 8-pixel patches and 60 to 144 visual tokens per image."""
     size = {"shortest_edge": TOKENS_LOW * CELL**2, "longest_edge": TOKENS_HIGH * CELL**2}
     shared = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2, "size": size}
     shared |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}

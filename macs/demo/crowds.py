@@ -29,7 +29,8 @@ def draw_crowd(seed: int, grid: tuple[int, int]) -> Scene:
                 break
             x += wide + rng.uniform(2, 9)
         y += height + rng.uniform(1, 5)
-    return Scene("crowd", finish(canvas), grid, canvas.things, cell_ids(canvas.ids, canvas.things, grid))
+    cells = cell_ids(canvas.ids, canvas.things, grid)
+    return Scene("crowd", finish(canvas), grid, canvas.things, cells, canvas.ids)
 
 
 def _draw_next(canvas, rng: random.Random, ground: tuple, x: float, y: float, height: float) -> float | None:

@@ -36,6 +36,7 @@ class Scene:
     grid: tuple[int, int]
     things: list[Thing]
     cells: np.ndarray
+    ids: Image.Image
     lines: list[Line] = field(default_factory=list)
     chart: "charts.Chart | None" = None
 
@@ -48,6 +49,10 @@ class Scene:
     def object_mask(self) -> np.ndarray:
         """True where a visual token shows a thing, not background; shape [rows, columns]."""
         return self.cells > 0
+
+    def mask_on(self, grid: tuple[int, int]) -> np.ndarray:
+        """`object_mask` on another grid, such as the one that a processor gave the saved picture."""
+        return cell_ids(self.ids, self.things, grid) > 0
 
     @property
     def items(self) -> list[Thing]:
@@ -71,7 +76,7 @@ def draw_scene(seed: int, kind: str, size: str = "full", grid: tuple[int, int] |
     else:
         chart = charts.draw_chart(canvas)
     cells = cell_ids(canvas.ids, canvas.things, grid)
-    return Scene(kind, finish(canvas), grid, canvas.things, cells, lines, chart)
+    return Scene(kind, finish(canvas), grid, canvas.things, cells, canvas.ids, lines, chart)
 
 
 def overlaps(box: tuple, others: list[tuple], gap: float) -> bool:
@@ -209,7 +214,7 @@ def _write_line(canvas: Canvas, text: str, size: float, face: int, box: tuple, u
     return Line(text, colour, drawn)
 
 
-def grid_of(image_size: tuple[int, int], low: int = 64, high: int = 144) -> tuple[int, int]:
+def grid_of(image_size: tuple[int, int], low: int = 60, high: int = 144) -> tuple[int, int]:
     """Visual tokens (rows, columns) that an image of (width, height) pixels gets within `low`..`high` cells."""
     rows, columns = max(1, round(image_size[1] / CELL)), max(1, round(image_size[0] / CELL))
     area = image_size[0] * image_size[1] / CELL**2

@@ -43,11 +43,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def object_mask(question: Asked, grid: tuple[int, int]) -> np.ndarray:
-    """Return for each visual token, row by row, whether it shows an object; raises ValueError if the grids differ."""
-    mask = draw_scene(question.seed, KIND_OF_FAMILY[question.family], "full").object_mask
-    if mask.shape == grid:
-        return mask.ravel()
-    raise ValueError(f"This model sees {grid[0]} × {grid[1]} cells where the scene has {mask.shape[0]} × {mask.shape[1]}; use the embedded model.")
+    """Return for each visual token, row by row, whether it shows an object, on the grid that the model saw."""
+    return draw_scene(question.seed, KIND_OF_FAMILY[question.family], "full").mask_on(grid).ravel()
 
 
 def auroc(score_V: np.ndarray, positive_V: np.ndarray) -> float:
