@@ -283,3 +283,16 @@ def test_orthogonal_makes_singular_values_near_one():
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonal(torch.randn(3, 40, 24)))
     assert values.shape == (3, 24) and 0.5 < values.min() and values.max() < 1.4
+
+
+def test_training_goes_on_from_its_checkpoint_and_exports(tmp_path):
+    from macs.demo.train import Settings, export, train
+
+    run, out = tmp_path / "run", tmp_path / "out" / "model"
+    small = {"images": 2, "slots": 1, "lessons": 1, "processes": 1, "rate": 1e-4}
+    train(Settings(steps=2, **small), run, MODEL)
+    train(Settings(steps=3, **small), run)
+    assert export(run, out) == 3
+    lines = [json.loads(line) for line in (out.parent / "demo_training" / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "settings" in line] == [0, 2]
+    assert load(out)[0].dtype == torch.bfloat16

@@ -29,18 +29,18 @@ class Settings:
     """Everything that decides a training run; a leg goes on from the checkpoint in its folder."""
 
     seed: int = 0
-    steps: int = 20_000
+    steps: int = 3_000
     images: int = 24
     slots: int = 4
-    small_share: float = 1.0
-    lessons: int = 1_500
-    rate: float = 1e-3
-    warmup: int = 300
-    decay: int = 2_000
+    small_share: float = 0.6
+    lessons: int = 1_200
+    rate: float = 2e-3
+    warmup: int = 100
+    decay: int = 800
     weight_decay: float = 0.1
-    dense: float = 0.5
-    balance: float = 0.002
-    average: float = 0.998
+    dense: float = 1.0
+    balance: float = 3e-4
+    average: float = 0.99
     processes: int = 2
     workers: int = 0
     device: str = "cpu"
@@ -171,7 +171,10 @@ def train(settings: Settings, folder: Path, weights: Path | None = None, minutes
     if settings.processes == 1:
         _train_part(0, *arguments)
     else:
+        meeting = folder / f"meeting-{os.getpid()}"
+        meeting.unlink(missing_ok=True)
         torch.multiprocessing.spawn(_train_part, arguments, settings.processes)
+        meeting.unlink(missing_ok=True)
 
 
 def _train_part(part: int, settings: Settings, folder: Path, weights: Path | None, minutes: float) -> None:
