@@ -328,3 +328,30 @@ def test_programs_schedule_a_trace_again(address, content, tmp_path):
 def test_only_named_entry_points_are_public(address):
     described = Client(address, verbose=False).view_api(return_format="dict")
     assert set(described["named_endpoints"]) == {"/compare", "/schedule"} and not described["unnamed_endpoints"]
+
+
+def test_an_answer_that_comes_late_does_not_stay_on_the_page(visit, content):
+    page = visit()
+    late: list = []
+
+    def hold_the_first(route):  # that answers for γ 1.2, until the second one is on the page
+        answer = route.fetch()
+        if late or "γ 1.20" not in answer.text():
+            return route.fulfill(response=answer)
+        late.append((route, answer))
+
+    page.route("**/run/predict*", hold_the_first)
+    box = page.locator("#set-gamma input[type=number]")
+    box.fill("1.2")
+    box.press("Tab")
+    while not late:
+        page.wait_for_timeout(50)
+    page.locator('.ly[data-value="2"]').click()  # answered at once, from γ 1.2 and layer 2
+    planned = content.run.plan(preset("macs", gamma=1.2)).policy.layers[2]
+    label = f"kept {planned.kept}, rerouted {planned.rerouted}, dropped {planned.dropped}"
+    expect(page.locator('tr[data-row="policy"] .stack')).to_have_attribute("aria-label", label)
+    route, answer = late[0]
+    route.fulfill(response=answer)  # now the answer from γ 1.2 and the old layer
+    page.wait_for_timeout(1500)
+    expect(page.locator('.ly[data-value="2"]')).to_have_attribute("aria-pressed", "true")
+    expect(page.locator('tr[data-row="policy"] .stack')).to_have_attribute("aria-label", label)

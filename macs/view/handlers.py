@@ -168,7 +168,6 @@ def _end(session: Session, outcome: job.Outcome, about: Mapping[str, Any]) -> Ch
         return session.changes()
 
 
-def stop(session: Session) -> Changes:
+def stop(session: Session) -> None:
     """Ask the run under way to end; nothing of it is kept."""
     session.stop.set()
-    return session.status_changes(Status("running", session.words("st_stopping"))) if session.running else {}

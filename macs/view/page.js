@@ -182,9 +182,22 @@
     return best;
   }
 
+  // ---- answers of overlapping events may come in another order than they were given; then the page asks for everything
+  const newest = new Map();
+  function inOrder() {
+    let late = false;
+    for (const mark of all("[data-answer]")) {
+      const region = mark.parentElement.closest("[id]:not([id^=html-])").id, number = Number(mark.dataset.answer);
+      late ||= number < (newest.get(region) || 0);
+      newest.set(region, number);
+    }
+    if (late) send("resync", {});
+  }
+
   // ---- after each update: language, pressed buttons, marks
   let due = false;
   const observer = new MutationObserver(() => {
+    inOrder();
     if (due) return;
     due = true;
     requestAnimationFrame(refresh);

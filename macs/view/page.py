@@ -22,7 +22,7 @@ from macs.view.words import LANGUAGES, Words
 
 HERE = Path(__file__).parent
 KEEP_UPLOADS = 3600  # seconds; gradio then deletes uploaded files
-SEND = ("layer", "focus", "cell", "example", "language")  # events that page.js sends to Python
+SEND = ("layer", "focus", "cell", "example", "language", "resync")  # events that page.js sends to Python
 
 
 @dataclass

@@ -115,6 +115,7 @@ def _wire_looking(parts: Parts, wiring: _Wiring) -> None:
     def beside(session: Session, value: str) -> list[Any]:
         return sent(handlers.look(session, beside=value))
 
+    parts.bus.resync(lambda session: sent(session.everything()), parts.session, wiring.regions, **AT_ONCE)
     parts.bus.layer(layer, parts.session, wiring.regions, **AT_ONCE)
     parts.bus.focus(focus, parts.session, wiring.regions, **AT_ONCE)
     parts.bus.cell(cell, parts.session, wiring.regions, **AT_ONCE)
@@ -155,6 +156,7 @@ def _wire_content(page: gr.Blocks, parts: Parts, wiring: _Wiring, engine: Engine
         return [*sent(changes), *page_texts(session, examples)]
 
     def arrive(session: Session, request: gr.Request) -> list[Any]:
+        """Show what the address asks for, in the browser's language; a plain visit in the first language changes nothing."""
         query = dict(request.query_params)
         lang, before = query.get("lang", ""), session.sent
         session.lang = lang if lang in LANGUAGES else best_language(request.headers.get("accept-language", ""))
@@ -163,8 +165,10 @@ def _wire_content(page: gr.Blocks, parts: Parts, wiring: _Wiring, engine: Engine
             handlers.open_example(session, chosen, engine.info.ep_size)
             handlers.restore(session, query)
         session.sent = before  # what the tab has: the page as it was built
-        picture, prompt = (chosen.picture, chosen.prompt) if chosen else (gr.skip(), gr.skip())
-        return everything(session, session.changes(), picture, prompt)
+        if chosen is not None:
+            return everything(session, session.changes(), chosen.picture, chosen.prompt)
+        texts_now = page_texts(session, examples) if session.lang != LANGUAGES[0] else [gr.skip()] * len(texts)
+        return [*sent(session.changes()), *[gr.skip()] * len(inputs), *texts_now]  # the controls may have been moved already
 
     everywhere = [*wiring.regions, *inputs, *texts]
     wiring.curves_after(parts.bus.example(example, parts.session, everywhere, **AT_ONCE))
@@ -185,7 +189,7 @@ def _wire_run(parts: Parts, wiring: _Wiring, engine: Engine, line: Line) -> None
     inputs = [parts.session, parts.picture, parts.prompt, *wiring.controls]
     outputs = [*wiring.regions, parts.run, parts.stop]
     wiring.curves_after(gr.on([parts.run.click, parts.prompt.submit], run, inputs, outputs, concurrency_limit=None, **QUIET))
-    parts.stop.click(lambda session: sent(handlers.stop(session)), parts.session, wiring.regions, **AT_ONCE)
+    parts.stop.click(handlers.stop, parts.session, None, **AT_ONCE)  # the run's own stream says that it stops
 
 
 def _wire_downloads(parts: Parts) -> None:

@@ -45,6 +45,7 @@ class Session:
         self.wanted: tuple[Policy, str, int] | None = None  # the controls' settings, when they were last seen
         self.stop = threading.Event()
         self.running = False
+        self.answers = 0  # sent so far
         self.lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict) -> Session:
@@ -60,7 +61,7 @@ class Session:
         new = render(self.shown, self.words, self.status, self.curves)
         changed = {name: html for name, html in new.items() if self.sent.get(name) != html}
         self.sent = new
-        return changed
+        return self._numbered(changed)
 
     def status_changes(self, status: Status) -> dict[str, str]:
         """Return header and status line under a new status, the only regions that a run in progress touches."""
@@ -69,7 +70,18 @@ class Session:
             new = {name: view(self.shown, self.words, status) for name, view in STATUS_REGIONS.items()}
             changed = {name: html for name, html in new.items() if self.sent.get(name) != html}
             self.sent.update(new)
-            return changed
+            return self._numbered(changed)
+
+    def _numbered(self, changed: dict[str, str]) -> dict[str, str]:
+        """Return the regions with the number of this answer in them: page.js asks for everything when an older one comes late."""
+        self.answers += 1
+        return {name: f'{html}<i hidden data-answer="{self.answers}"></i>' for name, html in changed.items()}
+
+    def everything(self) -> dict[str, str]:
+        """Return every region, whatever the tab has."""
+        with self.lock:
+            self.sent = {}
+            return self.changes()
 
 
 def render(shown: Shown, words: Words, status: Status = READY, curves: Curves | None = None) -> dict[str, str]:
