@@ -105,7 +105,7 @@ def assert_shows(page: Page, comparison, layer: int) -> None:
         queue = reading.queues(trace.layers[layer], trace.policy, trace.tokens.visual_T)
         for expert in range(trace.num_experts):
             label = page.locator(f'.ex[data-expert="{expert}"]').get_attribute("aria-label")
-            assert f"{name} keeps {queue.kept_N[expert]}, takes in {queue.taken_N[expert]}, reroutes {queue.away_N[expert]}, drops {queue.dropped_N[expert]}," in label
+            assert f"{name} is routed {queue.routed_N[expert]}, keeps {queue.kept_N[expert]}, takes in {queue.taken_N[expert]}, reroutes {queue.away_N[expert]}, drops {queue.dropped_N[expert]}," in label
 
 
 def set_gamma(page: Page, value: float) -> None:
@@ -153,7 +153,7 @@ def test_a_photograph_and_a_prompt_run_and_the_page_agrees_with_the_library(page
     # a slider schedules again from the recorded scores; the answers are the last run's, and the page says so
     set_gamma(page, 1.25)
     assert_shows(page, expected.plan(preset("macs", gamma=1.25)), layer)
-    expect(page.locator("#status")).to_contain_text("Answers and KL are from γ 0.75, δ 1.0.")
+    expect(page.locator("#status")).to_contain_text("Answers and KL are from γ 0.75, δ 1.0;")
     expect(page.locator(".badge")).to_contain_text("Settings changed")
     set_gamma(page, 0.75)
     expect(page.locator(".badge")).to_contain_text("Live")
@@ -170,7 +170,7 @@ def test_another_layer_and_the_other_baseline(page, examples):
     expect(page.locator("#queues .rt").first).to_contain_text("γ 0.60")
     queue = reading.queues(recorded.same_gamma.layers[other], recorded.same_gamma.policy, recorded.same_gamma.tokens.visual_T)
     label = page.locator('.ex[data-expert="0"]').get_attribute("aria-label")
-    assert f"Token count keeps {queue.kept_N[0]}, " in label
+    assert f"Token count is routed {queue.routed_N[0]}, keeps {queue.kept_N[0]}, " in label
 
 
 def test_settings_change_the_plan(page, examples):

@@ -300,7 +300,7 @@ def test_settings_moved_during_a_run_apply_to_its_result(visit, engine):
         expect(page.locator("#status")).to_contain_text("policy 2 of 4")
         set_gamma(page, 1.2)
         engine.pace = 0.0
-        expect(page.locator("#status")).to_contain_text("Answers and KL are from γ 0.60, δ 1.0.")
+        expect(page.locator("#status")).to_contain_text("Answers and KL are from γ 0.60, δ 1.0;")
         expect(page.locator('tr[data-row="policy"] th small')).to_contain_text("γ 1.20")
     finally:
         engine.pace = 0.0

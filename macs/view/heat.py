@@ -34,7 +34,7 @@ def render(shown: Shown, words: Words) -> str:
     maps = "".join(_map(trace, ratio_LN, turned_LN, shown, words) for trace, ratio_LN, turned_LN in read)
     (base, a_LN, _), (own, b_LN, _) = read
     counts = {"a": over(a_LN), "x": num(a_LN.max()), "b": over(b_LN), "y": num(b_LN.max())}
-    text = words("heat_line", base=words.policy(base.policy.preset), name=words.policy(own.policy.preset), **counts)
+    text = words("heat_line", base=words.inside(base.policy.preset), name=words.inside(own.policy.preset), **counts)
     return f"<h2>{esc(words('fig_heat'))}</h2><p>{esc(words('fig_heat_s'))}</p>{maps}<p class=\"fn\">{esc(text)}</p>"
 
 

@@ -7,7 +7,7 @@ from typing import Callable
 import numpy as np
 
 from macs.trace import DROPPED, KEPT, REROUTED, Trace
-from macs.view.markup import FATE_CLASS, esc, heading, num, segments, short
+from macs.view.markup import FATE_CLASS, esc, heading, num, segments
 from macs.view.shown import Shown
 from macs.view.words import Words
 

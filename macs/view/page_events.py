@@ -12,7 +12,6 @@ from macs.config import PRESETS
 from macs.engine.base import Engine
 from macs.view import export, handlers
 from macs.view.job import Line
-from macs.view.page_fields import relabel
 from macs.view.page_texts import beside_label, page_texts, text_components
 from macs.view.session import ALL, Session, render
 from macs.view.settings import AXES, FIELDS, divisors, policy_of, values_of

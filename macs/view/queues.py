@@ -137,10 +137,10 @@ def _expert(e: int, rank: int, upper: Panel, lower: Panel, shown: Shown, words: 
 
 
 def _label(e: int, rank: int, role: str, panels: tuple[Panel, ...], words: Words) -> str:
-    parts = [words("queue_alt", e=e, g=rank, m=role, n=int(panels[0].queue.routed_N[e]))]
+    parts = [words("queue_alt", e=e, g=rank, m=role)]
     for p in panels:
         q = p.queue
-        counts = {"k": int(q.kept_N[e]), "i": int(q.taken_N[e]), "o": int(q.away_N[e]), "d": int(q.dropped_N[e])}
+        counts = {"n": int(q.routed_N[e]), "k": int(q.kept_N[e]), "i": int(q.taken_N[e]), "o": int(q.away_N[e]), "d": int(q.dropped_N[e])}
         parts.append(words("queue_alt_p", name=p.name, c=num(q.capacity_N[e], p.digits), **counts))
     return " ".join(parts)
 

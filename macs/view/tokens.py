@@ -6,7 +6,7 @@ import numpy as np
 
 from macs.trace import DROPPED, KEPT, REROUTED
 from macs.view.markup import FATE_CLASS, FATE_WORD, esc
-from macs.view.selection import visible
+from macs.view.select_token import visible
 from macs.view.shown import Shown
 from macs.view.words import Words
 

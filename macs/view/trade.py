@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 420, 328
 LEFT, RIGHT = 44, 412
 TOP = (18, 118)  # pixels of the upper panel, from its top to its bottom
 LOW = (158, 288)
+LINE = 13  # pixels from one label to the next
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _lower(shown: Shown, words: Words, axes: Axes, curves: Curves | None) -> str
 
 def _beside(x: float, text: str) -> str:
     left = x > RIGHT - 80
-    return svg.text(x - 5 if left else x + 5, TOP[1] + 12, text, "st halo", "end" if left else "start")
+    return svg.text(x - 5 if left else x + 5, LOW[0] - 7, text, "st halo", "end" if left else "start")
 
 
 def _along(curve: Curve, share: np.ndarray, axes: Axes) -> list[svg.Point]:
@@ -135,15 +136,17 @@ def _points(curves: Curves, axes: Axes) -> list[str]:
 def _upper(shown: Shown, words: Words, axes: Axes) -> str:
     """Return one mark per run: the answers' KL is known only where the model ran."""
     run = shown.run
-    parts = []
-    for trace, mark in ((run.same_gamma, svg.circle), (run.same_time, svg.circle), (run.policy, svg.diamond)):
+    marks, labels = [], []
+    for trace, mark in ((run.policy, svg.diamond), (run.same_time, svg.circle), (run.same_gamma, svg.circle)):
         at = axes.x(trace.straggler()), axes.kl(trace.kl or 0.0)
-        parts.append(mark(at, 5.5, f"{_label(trace, words)}, KL {num(trace.kl or 0.0, 3)}"))
-        ours = trace is run.policy
+        marks.append(mark(at, 5.5, f"{_label(trace, words)}, KL {num(trace.kl or 0.0, 3)}"))
         left = at[0] > (LEFT + RIGHT) / 2
-        place = (at[0] - 9 if left else at[0] + 9), at[1] + (14 if ours else -6)
-        parts.append(svg.text(*place, f"{words.policy(trace.policy.preset)} γ {trace.policy.gamma:.2f}", "halo st" if ours else "halo", "end" if left else "start"))
-    return "".join(parts)
+        name = f"{words.policy(trace.policy.preset)} γ {trace.policy.gamma:.2f}"
+        y = at[1] - 6
+        while any(abs(y - other) < LINE for _, other, *_ in labels):  # one under the other where they would meet
+            y += LINE
+        labels.append((at[0] - 9 if left else at[0] + 9, y, name, "halo st" if trace is run.policy else "halo", "end" if left else "start"))
+    return "".join(marks) + "".join(svg.text(*label) for label in labels)
 
 
 def _label(trace: Trace, words: Words) -> str:
