@@ -112,6 +112,15 @@ def test_findings_give_gain_and_cost(content):
     assert "modelled" in text
 
 
+def test_a_baseline_that_took_another_time_is_not_called_the_same(content):
+    slow = content.run.same_time.reschedule(preset("token_drop", gamma=4.0))
+    off = replace(content, now=replace(content.now, same_time=slow))
+    assert content.same_time == "met" and off.same_time == "near"
+    text = findings.gain_and_cost(off, EN)
+    assert "In the same time" not in text and f"takes {slow.straggler():.2f}× the mean, not {content.policy.straggler():.2f}×" in text
+    assert f"takes {slow.straggler():.2f}×" in trade.sentence(off, EN)
+
+
 @pytest.mark.parametrize(("ours", "theirs", "vanilla", "key"), [("a", "a", "a", "still"), ("a", "a", "b", "Both answer"), ("a", "b", "a", "answers “a”")])
 def test_findings_compare_the_answers(content, ours, theirs, vanilla, key):
     run = replace(

@@ -73,8 +73,10 @@ def pace(before: float, after: float, words: Words) -> str:
 def beside(shown: Shown, words: Words) -> str:
     """Say what the baseline drops in this layer, and whether it is the baseline at equal time."""
     values = {"base": words.inside(shown.base.policy.preset), "d": shown.layers[1].dropped}
-    if shown.beside == "same_time" and not shown.now.same_time_reached:
+    if shown.beside == "same_time" and shown.same_time == "unreached":
         return words.html("cost_unreached", max=f"{MAX_GAMMA:g}", **values)
+    if shown.beside == "same_time" and shown.same_time == "near":
+        return words.html("cost_near_time", x=num(shown.base.straggler()), y=num(shown.policy.straggler()), **values)
     return words.html(f"cost_{shown.beside}", **values)
 
 

@@ -12,6 +12,7 @@ from macs.engine.compare import Comparison
 from macs.trace import DROPPED, KEPT, REROUTED, LayerTrace, Trace
 from macs.view.picture import Picture, pictures
 
+SAME = 0.05  # relative difference of straggler factors up to which two runs take the same time; one pair more can be 3 %
 BASELINES = ("same_time", "same_gamma")  # the baseline row that maps and queues show beside the policy
 
 
@@ -48,6 +49,14 @@ class Shown:
     def number(self) -> int:
         """Return the decoder layer's index, which is not its position where some layers are dense."""
         return self.policy.layers[self.layer].layer
+
+    @property
+    def same_time(self) -> str:
+        """Return whether the baseline at equal time is: "met", "near" (it ran, and took another time after all), or "unreached"."""
+        if not self.now.same_time_reached:
+            return "unreached"
+        ours, theirs = self.policy.straggler(), self.now.same_time.straggler()
+        return "met" if abs(theirs - ours) <= SAME * ours else "near"
 
     @property
     def stale(self) -> bool:

@@ -62,7 +62,8 @@ def sentence(shown: Shown, words: Words) -> str:
         "f": _percent(now.same_gamma.share(DROPPED)),
         "y": num(now.same_gamma.straggler()),
     }
-    return words("trade_line" if now.same_time_reached else "trade_unreached", **names, **values)
+    key = {"met": "trade_line", "near": "trade_near", "unreached": "trade_unreached"}[shown.same_time]
+    return words(key, z=num(now.same_time.straggler()), **names, **values)
 
 
 def _percent(share: float) -> str:
