@@ -169,7 +169,10 @@ def train(settings: Settings, folder: Path, weights: Path | None = None, minutes
         processor.save_pretrained(folder / "tokenizer")
     arguments = (settings, folder, weights, minutes)
     if settings.processes == 1:
-        _train_part(0, *arguments)
+        try:
+            _train_part(0, *arguments)
+        finally:
+            torch.set_flush_denormal(False)  # the caller's process computes on
     else:
         meeting = folder / f"meeting-{os.getpid()}"
         meeting.unlink(missing_ok=True)
