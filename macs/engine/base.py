@@ -14,6 +14,7 @@ from macs.config import Policy
 from macs.trace import Trace
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo_model"  # the embedded model, in a checkout of the repository
+EXAMPLES = DEMO_MODEL.parent / "examples"  # its pictures, prompts and recorded runs
 
 
 @dataclass(frozen=True)

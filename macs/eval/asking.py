@@ -9,7 +9,7 @@ from typing import Any, Iterator
 from macs.demo.evaluate import answers, interval
 from macs.demo.held_out import Asked, read_held_out
 from macs.demo.vocabulary import FAMILIES
-from macs.engine.run_command import DEMO_MODEL
+from macs.engine.base import DEMO_MODEL
 
 __all__ = ["FAMILIES", "Asked", "add_model_flags", "answers", "held_out", "interval", "loaded_model", "prefills", "right_by_family"]
 

@@ -14,11 +14,9 @@ import numpy as np
 from PIL.Image import Image
 
 from macs.config import checked_number
+from macs.engine.base import DEMO_MODEL, EXAMPLES
 from macs.engine.intake import open_image
-from macs.engine.run_command import DEMO_MODEL
 from macs.trace import Trace
-
-EXAMPLES = DEMO_MODEL.parent / "examples"
 
 
 @dataclass(frozen=True)

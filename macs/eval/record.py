@@ -7,12 +7,9 @@ import json
 from pathlib import Path
 
 from macs.config import preset
-from macs.engine.base import Request
+from macs.engine.base import DEMO_MODEL, EXAMPLES, Request
 from macs.engine.compare import compare, save_comparison
 from macs.engine.intake import open_image
-from macs.engine.run_command import DEMO_MODEL
-
-EXAMPLES = DEMO_MODEL.parent / "examples"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
+from macs.engine.base import DEMO_MODEL, EXAMPLES
 from macs.engine.compare import Comparison
-from macs.engine.run_command import DEMO_MODEL
 from macs.trace_file import load_trace
 from macs.view.examples import find_examples
 from macs.view.export import around
@@ -49,7 +49,7 @@ class _Held:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     parser.add_argument("--model", default=str(DEMO_MODEL))
-    parser.add_argument("--examples", type=Path, default=DEMO_MODEL.parent / "examples")
+    parser.add_argument("--examples", type=Path, default=EXAMPLES)
     parser.add_argument("--large", help="a trace file for the second slider budget (python -m macs synthetic writes one)")
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM", "/usr/bin/chromium"))
     parser.add_argument("--moves", type=int, default=10)
