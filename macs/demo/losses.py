@@ -1,4 +1,10 @@
-"""What training minimises: answers, dense labels under the visual tokens, and a mild balance of the experts."""
+"""What training minimises: answers, dense labels under the visual tokens, and a mild balance of the experts.
+
+The dense labels are read after the second of the language model's layers, not at the vision tower: naming what lies under
+a token is then work for experts, as it is in the large models that this one stands for.
+"""
+
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -10,6 +16,53 @@ from .vocabulary import DENSE, FAMILIES
 def new_heads(hidden: int) -> nn.ModuleDict:
     """Linear heads on the visual tokens that name what lies under each (see DENSE); used in training only."""
     return nn.ModuleDict({name: nn.Linear(hidden, size) for name, size in DENSE.items()})
+
+
+DENSE_AFTER = 2  # layers of the language model
+
+
+@contextmanager
+def hidden_after(model, layers: int):
+    """A list that receives the hidden states [B, L, D] after that many layers at every forward pass."""
+    kept: list[torch.Tensor] = []
+
+    def keep(module, inputs, output):
+        kept.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = model.model.language_model.layers[layers - 1].register_forward_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def forward(model, batch: dict):
+    """The language model's output, and the hidden states [visual tokens, D] that the dense labels are read from."""
+    with hidden_after(model, DENSE_AFTER) as kept:
+        out = model.model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            shared_valid=batch["shared_valid"],
+            position_ids=batch["position_ids"],
+            pixel_values=batch["pixel_values"],
+            image_grid_thw=batch["image_grid_thw"],
+            output_router_logits=True,
+            use_cache=False,
+        )
+    return out, kept[0][batch["input_ids"] == model.config.image_token_id]
+
+
+def lesson_loss(model, heads, batch: dict, balance_weight: float) -> tuple[torch.Tensor, dict]:
+    """Dense loss + balance loss of images without questions; the layers after the heads are left out."""
+    language = model.model.language_model
+    layers, language.layers = language.layers, language.layers[:DENSE_AFTER]
+    try:
+        out, seen = forward(model, batch)
+    finally:
+        language.layers = layers
+    dense = dense_loss(heads, seen, batch["dense"])
+    balance, skew = balance_loss(out.router_logits, batch["valid"], model.config.text_config.num_experts_per_tok)
+    return dense + balance_weight * balance, {"dense": dense.item(), "balance": balance.item(), "skew": skew}
 
 
 def balance_loss(router_logits: tuple[torch.Tensor, ...], valid: torch.Tensor, top_k: int) -> tuple[torch.Tensor, list]:
@@ -37,20 +90,11 @@ def dense_loss(heads: nn.ModuleDict, seen: torch.Tensor, labels: torch.Tensor) -
 
 def losses(model, heads, batch: dict, dense_weight: float, balance_weight: float) -> tuple[torch.Tensor, dict]:
     """Answer loss + dense loss + balance loss of one batch, and what the log needs."""
-    out = model.model(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        shared_valid=batch["shared_valid"],
-        position_ids=batch["position_ids"],
-        pixel_values=batch["pixel_values"],
-        image_grid_thw=batch["image_grid_thw"],
-        output_router_logits=True,
-        use_cache=False,
-    )
+    out, seen = forward(model, batch)
     hidden = out.last_hidden_state.flatten(0, 1)[batch["answer_at"]]
     logits = model.lm_head(hidden).float()
     answer = F.cross_entropy(logits, batch["answer_id"])
-    dense = dense_loss(heads, torch.cat(list(out.image_outputs.pooler_output)), batch["dense"])
+    dense = dense_loss(heads, seen, batch["dense"])
     balance, skew = balance_loss(out.router_logits, batch["valid"], model.config.text_config.num_experts_per_tok)
     right = (logits.argmax(-1) == batch["answer_id"]).long()
     exact = torch.ones(len(batch["family"]), dtype=torch.long, device=right.device)

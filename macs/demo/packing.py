@@ -111,7 +111,7 @@ class Packer:
         ids, labels, branch = (torch.tensor([getattr(p, name) for p in packs]) for name in ("ids", "labels", "branch"))
         positions = torch.tensor([p.positions for p in packs]).permute(2, 0, 1)
         length = ids.shape[1]
-        local = branch[:, shared:].reshape(len(packs), -1, SLOT)
+        local = branch[:, shared:].reshape(len(packs), (length - shared) // SLOT, SLOT)
         causal = torch.ones(SLOT, SLOT, dtype=torch.bool).tril()
         row, column = (labels[:, 1:] != IGNORED).nonzero(as_tuple=True)
         base = torch.tensor(np.cumsum([0] + [len(p.questions) for p in packs])[:-1])
@@ -138,8 +138,8 @@ def image_tensors(scenes: list[Scene]) -> dict:
     }
 
 
-def draw_lesson(mix: Mix, step: int, part: int = 0, parts: int = 1) -> dict:
-    """Images with dense labels only, for the vision tower: crowds, charts and the other scenes."""
+def draw_lesson(packer: Packer, mix: Mix, step: int, part: int = 0, parts: int = 1) -> dict:
+    """Images with dense labels and no questions: crowds, charts and the other scenes."""
     rng = random.Random(f"lesson {step}")
     grid = rng.choice(SMALL_GRIDS)
     rng.seed(f"lesson {step} {part}")
@@ -150,7 +150,8 @@ def draw_lesson(mix: Mix, step: int, part: int = 0, parts: int = 1) -> dict:
             scenes.append(draw_crowd(seed, turned))
         else:
             scenes.append(draw_scene(seed, rng.choices(KINDS, (0.3, 0.2, 0.5))[0], "small", turned))
-    return image_tensors(scenes)
+    shared = packer.shared_length(grid[0] * grid[1])
+    return packer.collate([packer.pack([], s.grid, shared, 0) for s in scenes], scenes, shared)
 
 
 def draw_batch(packer: Packer, mix: Mix, seeds: tuple[int, int], step: int, part: int = 0, parts: int = 1) -> dict:
@@ -176,7 +177,7 @@ def draw_batch(packer: Packer, mix: Mix, seeds: tuple[int, int], step: int, part
 
 
 class Batches(torch.utils.data.IterableDataset):
-    """Endless parts of the training split's batches from batch `first` on; before batch `lessons`, vision lessons."""
+    """Endless parts of the training split's batches from batch `first` on; before batch `lessons`, lessons."""
 
     def __init__(self, packer: Packer, mix: Mix, first: int, lessons: int, part: int = 0, parts: int = 1):
         self.packer, self.mix, self.first, self.lessons = packer, mix, first, lessons
@@ -188,7 +189,7 @@ class Batches(torch.utils.data.IterableDataset):
         torch.set_num_threads(1)
         while True:
             if step < self.lessons:
-                yield draw_lesson(self.mix, step, self.part, self.parts)
+                yield draw_lesson(self.packer, self.mix, step, self.part, self.parts)
             else:
                 yield draw_batch(self.packer, self.mix, TRAINING, step, self.part, self.parts)
             step += stride

@@ -29,10 +29,8 @@ class Log:
         run.seconds += now - self.tick
         line = {"step": run.step, "seconds": round(run.seconds), "rate": round(rate, 6)}
         line |= {"images_per_second": round(25 * images / (now - self.tick), 1)}
-        line |= {"dense": round(facts["dense"], 4)}
-        if "exact" in facts:
-            line |= {"loss": round(facts["answer"], 4), "balance": round(facts["balance"], 3)}
-            line |= {"max_over_mean": facts["skew"]}
+        line |= {name: round(facts[name], 4) for name in ("answer", "dense", "balance") if name in facts}
+        line |= {"max_over_mean": facts["skew"]}
         line |= {name: round(right / max(1, asked), 3) for name, (right, asked) in self.score.items()}
         self.write(line)
         self.score, self.tick = {}, now

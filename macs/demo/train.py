@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import distributed as dist
 from torch import nn
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from .attention import use_packed_attention
 from .build import build_config, build_model, build_processor, build_tokenizer, save_model
-from .losses import by_family, dense_loss, losses, new_heads
+from .losses import by_family, lesson_loss, losses, new_heads
 from .optimizer import Optimizer
 from .packing import VALIDATION, Batches, Mix, Packer, draw_batch
 from .run_log import Log
@@ -87,7 +87,9 @@ def start(settings: Settings, folder: Path, weights: Path | None) -> Run:
     """A new run (from `weights` when given), or the one whose checkpoint lies in `folder`."""
     processor = AutoProcessor.from_pretrained(folder / "tokenizer")
     if weights is None:
-        model = build_model(build_config(processor.tokenizer), settings.seed)
+        own = (folder / "config.json").exists()
+        config = AutoConfig.from_pretrained(folder) if own else build_config(processor.tokenizer)
+        model = build_model(config, settings.seed)
     else:
         model = AutoModelForImageTextToText.from_pretrained(
             weights, dtype=torch.float32, experts_implementation="grouped_mm"
@@ -130,12 +132,10 @@ def train_step(run: Run, batch: dict, settings: Settings) -> dict:
     """One optimizer step and one step of the averaged weights."""
     run.optimizer.set_rate(rate_at(settings, run.step))
     with torch.autocast(settings.device, torch.bfloat16):
-        if "input_ids" in batch:
+        if len(batch["answer_at"]):
             loss, facts = losses(run.model, run.heads, batch, settings.dense, settings.balance)
         else:
-            seen = run.model.model.visual(batch["pixel_values"], grid_thw=batch["image_grid_thw"]).pooler_output
-            loss = dense_loss(run.heads, seen, batch["dense"])
-            facts = {"dense": loss.item()}
+            loss, facts = lesson_loss(run.model, run.heads, batch, settings.balance)
     run.optimizer.zero_grad()
     loss.backward()
     parameters = [p for p in (*run.model.parameters(), *run.heads.parameters()) if p.grad is not None]
@@ -195,7 +195,10 @@ def _train_part(part: int, settings: Settings, folder: Path, weights: Path | Non
         prefetch_factor=4 if settings.workers else None, pin_memory=settings.device == "cuda",
     )  # fmt: skip
     begin = time.perf_counter()
-    log = Log(folder, asdict(settings), run.step) if part == 0 else None
+    log = None
+    if part == 0:
+        log = Log(folder, asdict(settings), run.step)
+        run.model.config.save_pretrained(folder)
     for batch in loader:
         over = torch.tensor(float(run.step >= settings.steps or time.perf_counter() - begin > minutes * 60))
         if settings.processes > 1:
@@ -223,7 +226,7 @@ def export(folder: Path, out: Path) -> int:
         raise ValueError(f"{folder} holds no checkpoint.pt; train first")
     saved = torch.load(folder / "checkpoint.pt", map_location="cpu", weights_only=True)
     processor = AutoProcessor.from_pretrained(folder / "tokenizer")
-    model = build_model(build_config(processor.tokenizer), 0)
+    model = build_model(AutoConfig.from_pretrained(folder), 0)
     model.load_state_dict(saved["model"])
     model.load_state_dict(saved["average"], strict=False)
     save_model(model, processor, out)
