@@ -12,9 +12,10 @@ from PIL import Image
 from macs.model import apply, encode, load, read_calibration
 from macs.model.anatomy import dissect
 from macs.model.families import FAMILIES
-from macs.model.layout import lay_out, merged_grids, token_texts
+from macs.model.layout import lay_out, token_texts
 from macs.model.load import read_config, without_weights
 from macs.model.router import read_router
+from macs.model.views import views_of
 from tests import tiny
 
 PLACES = types.SimpleNamespace(visual_tokens=(tiny.IMAGE, tiny.VIDEO), image_token=tiny.IMAGE, video_token=tiny.VIDEO, merge_size=2, family=FAMILIES["qwen3_vl_moe"])
@@ -66,7 +67,7 @@ def test_an_image_token_under_the_mask_is_no_visual_token():
 def test_a_videos_frames_are_images_of_their_own():
     inputs = {"image_grid_thw": torch.tensor([[1, 4, 4]]), "video_grid_thw": torch.tensor([[2, 2, 4]])}
     row = [tiny.VIDEO] * 2 + [65] + [tiny.IMAGE] * 4 + [66] + [tiny.VIDEO] * 2
-    tokens = laid_out([row], merged_grids(inputs, PLACES))
+    tokens = laid_out([row], views_of(inputs, PLACES))
     assert tokens.image_T.tolist() == [0, 0, -1, 1, 1, 1, 1, -1, 2, 2]
 
 
@@ -85,7 +86,7 @@ def test_a_hot_cell_covers_the_square_that_made_it():
     bright = batch["pixel_values"].reshape(64, 4, -1).mean(-1)  # merged tokens of a 2 x 2 block of patches each
     hot = int(bright.min(1).values.argmax())
     assert hot == 13 and (bright[hot] > 0).all() and (np.delete(bright.numpy(), hot, 0) < 0).all()
-    tokens = laid_out([[tiny.IMAGE] * 64], merged_grids(batch, PLACES))
+    tokens = laid_out([[tiny.IMAGE] * 64], views_of(batch, PLACES))
     assert tokens.position_T2[hot].tolist() == [1, 5]
     assert (tokens.cell_T4[hot] * 256).tolist() == [160, 32, 192, 64]
 

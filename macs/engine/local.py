@@ -18,11 +18,20 @@ DEFAULT_EP_SIZE = 4
 class LocalEngine:
     """Loads a model once and runs one request at a time; raises ValueError on a model or a rank count it cannot use."""
 
-    def __init__(self, name_or_path: str, *, ep_size: int | None = None, dtype: str = "auto", device: str | None = None) -> None:
+    def __init__(
+        self,
+        name_or_path: str,
+        *,
+        ep_size: int | None = None,
+        dtype: str = "auto",
+        device: str | None = None,
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if ep_size is not None:
-            check_ep_size(ep_size, count_experts(name_or_path))  # before any weight is read
-        self._loaded = load(name_or_path, dtype=dtype, device=device)
+            check_ep_size(ep_size, count_experts(name_or_path, trust_remote_code))  # before any weight is read
+        self._loaded = load(name_or_path, dtype=dtype, device=device, device_map=device_map, trust_remote_code=trust_remote_code)
         self._calibration = read_calibration(self._loaded)
         self._lock = threading.Lock()
         self.info = describe(self._loaded, self._calibration is not None)

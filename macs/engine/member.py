@@ -53,13 +53,13 @@ class Share:
     host: str
 
 
-def start(rank: Rank, name_or_path: str, dtype: str, exchange: str) -> EngineInfo:
+def start(rank: Rank, name_or_path: str, dtype: str, exchange: str, trust_remote_code: bool) -> EngineInfo:
     """Load this rank's share of the model and return what is known of the whole."""
     transformers.logging.disable_progress_bar()
     if rank.index > 0:
         transformers.logging.set_verbosity_error()  # all ranks read the same files; rank 0 says what is odd about them
     device = f"cuda:{torch.cuda.current_device()}" if rank.device == "cuda" else "cpu"
-    loaded = load(name_or_path, dtype=dtype, device=device, ranks=rank.size, exchange=exchange)
+    loaded = load(name_or_path, dtype=dtype, device=device, ranks=rank.size, exchange=exchange, trust_remote_code=trust_remote_code)
     calibration = read_calibration(loaded)
     rank.loaded = Model(loaded, calibration, _clock_offset(rank))
     info = describe(loaded, calibration is not None)

@@ -6,11 +6,11 @@ import threading
 from dataclasses import replace
 from typing import Any, Callable, Protocol
 
-from macs.config import Policy, check_ep_size
+from macs.config import Policy
 from macs.engine import member
 from macs.engine.base import EngineFailure, EngineInfo, Hooks, Request, Run, Stopped
 from macs.engine.generation import mean_kl
-from macs.model import count_experts
+from macs.model import check_ranks
 
 START_TIMEOUT = 1800.0  # seconds in which every rank must have loaded its share
 
@@ -34,10 +34,17 @@ class RanksEngine:
     """
 
     def __init__(
-        self, name_or_path: str, ranks: int, make_group: Callable[[], Group], *, dtype: str = "auto", exchange: str = "all_reduce"
+        self,
+        name_or_path: str,
+        ranks: int,
+        make_group: Callable[[], Group],
+        *,
+        dtype: str = "auto",
+        exchange: str = "all_reduce",
+        trust_remote_code: bool = False,
     ) -> None:
-        check_ep_size(ranks, count_experts(name_or_path), "ranks")
-        self._start = (member.start, name_or_path, dtype, exchange)
+        check_ranks(name_or_path, ranks, trust_remote_code)
+        self._start = (member.start, name_or_path, dtype, exchange, trust_remote_code)
         self._exchange, self._make_group = exchange, make_group
         self._lock = threading.Lock()
         self._closed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Anatomy:
     image_token: int | None
     video_token: int | None
     merge_size: int | None  # patches a side that become one visual token
+    tile_side: int | None  # visual tokens a side of one tile, in families that cut pictures into tiles
     vision_tower: nn.Module | None  # called with grid_thw; None where the family has no such call
 
     @property
@@ -52,11 +54,15 @@ def dissect(model: nn.Module) -> Anatomy:
     text_config = config.get_text_config()
     num_experts, top_k = first_number(text_config, EXPERT_COUNTS), first_number(text_config, TOP_KS)
     layers = _moe_layers(text)
-    if not layers or not num_experts or not top_k:
+    if not layers:
         raise ValueError(
             f"{type(model).__name__} has no mixture-of-experts layer: no module named 'experts' that is called with "
             "(hidden, expert ids, weights) beside a 'gate' or 'router'. Choose a mixture-of-experts model."
         )
+    if not num_experts or not top_k:
+        lacking = "number of experts" if not num_experts else "number of experts per token"
+        names = EXPERT_COUNTS if not num_experts else TOP_KS
+        raise ValueError(f"The config of {type(model).__name__} does not say the {lacking}: it has none of {', '.join(names)}. This model is not supported.")
     vision_config = getattr(config, "vision_config", None)
     return Anatomy(
         family=family,
@@ -67,6 +73,7 @@ def dissect(model: nn.Module) -> Anatomy:
         image_token=first_number(config, IMAGE_TOKENS),
         video_token=first_number(config, VIDEO_TOKENS),
         merge_size=first_number(vision_config, MERGE_SIZES),
+        tile_side=math.isqrt(getattr(config, "image_seq_length", 0) or 0) or None,
         vision_tower=_named(model, family.vision_tower),
     )
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from macs.model.layout import lay_out, merged_grids
+from macs.model.layout import lay_out
 from macs.model.load import Loaded
+from macs.model.views import views_of
 
 _tokenizing = threading.Lock()  # tokenizers keep a switch for special tokens that a call sets, for every thread
 
@@ -34,6 +35,7 @@ def encode(loaded: Loaded, prompt: str, image: Any = None) -> Any:
             return_tensors="pt",
             sanitize_control_tokens=True,
         )
+    batch.picture_sizes = [] if image is None else [image.size]  # what tiles and paddings are placed by
     _check_image(loaded, batch, expected=image is not None)
     return batch.to(loaded.model.device)
 
@@ -52,4 +54,5 @@ def _check_image(loaded: Loaded, batch: Any, *, expected: bool) -> None:
     if count > loaded.max_visual_tokens:
         raise ValueError(f"This image makes {count} visual tokens; at most {loaded.max_visual_tokens} run here. Use a smaller one.")
     assert (count > 0) == expected, "the template places an image where there is one"
-    lay_out(ids_BS, np.ones(ids_BS.shape, bool), loaded.anatomy, merged_grids(batch, loaded.anatomy))  # grids and spans agree
+    views = views_of(batch, loaded.anatomy, loaded.processor, batch.picture_sizes)
+    lay_out(ids_BS, np.ones(ids_BS.shape, bool), loaded.anatomy, views)  # views and spans agree

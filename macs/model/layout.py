@@ -1,6 +1,6 @@
 """The tokens of one forward batch: which are visual, which are padding, of which image, and at which place of its grid.
 
-Spans come from the token ids and the processor's grids, never from a template. Rows are the flattened batch [B, S].
+Spans come from the token ids and the processor's views, never from a template. Rows are the flattened batch [B, S].
 """
 
 from __future__ import annotations
@@ -8,39 +8,39 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 import numpy as np
-import torch
 
 from macs.model.anatomy import Anatomy
+from macs.model.views import View
 from macs.trace import Tokens
 
-Grid = tuple[int, int]  # rows and columns of visual tokens, after merging
 
+def lay_out(ids_BS: np.ndarray, valid_BS: np.ndarray, anatomy: Anatomy, views: Mapping[int, list[View]]) -> Tokens:
+    """Return the tokens of a batch with empty texts; ``views`` holds those of each visual token id, in batch order.
 
-def lay_out(ids_BS: np.ndarray, valid_BS: np.ndarray, anatomy: Anatomy, grids: Mapping[int, list[Grid]]) -> Tokens:
-    """Return the tokens of a batch with empty texts; ``grids`` holds those of each visual token id, in batch order.
-
-    Without grids of an id, each unbroken run of it is one image whose cells are unknown (NaN). A video's frames
+    Without views of an id, each unbroken run of it is one image whose cells are unknown (NaN). A video's frames
     count as images; a sequence that ``generate`` repeats, as for beams, shows the same image each time. Raises
-    ValueError if the grids do not add up to the visual tokens.
+    ValueError if the views do not add up to the visual tokens.
     """
-    times = _repeats(ids_BS, anatomy, grids)
+    views = {token: [View(*view) for view in of_token] for token, of_token in views.items()}
+    times = _repeats(ids_BS, views)
     if times > 1:
-        return _repeated(lay_out(ids_BS[::times], valid_BS[::times], anatomy, grids), ids_BS, times)
+        return _repeated(lay_out(ids_BS[::times], valid_BS[::times], anatomy, views), ids_BS, times)
     id_T, valid_T = ids_BS.reshape(-1).astype(np.int64), valid_BS.reshape(-1)
     visual_T = np.isin(id_T, anatomy.visual_tokens) & valid_T
     image_T = np.full(len(id_T), -1, np.int64)
     cell_T4 = np.full((len(id_T), 4), np.nan, np.float32)
     position_T2 = np.full((len(id_T), 2), -1, np.int64)
-    left = {token: list(of_token) for token, of_token in grids.items()}
-    image = 0
+    left = {token: list(of_token) for token, of_token in views.items()}
+    image = -1
     for start, stop in _runs(np.where(visual_T, id_T, -1).reshape(ids_BS.shape)):
         while start < stop:
-            grid = _next_grid(left, int(id_T[start]), stop - start)
-            end = stop if grid is None else start + grid[0] * grid[1]
+            view = _next_view(left, int(id_T[start]), stop - start)
+            end = stop if view is None else start + view.rows * view.columns
+            image += view is None or view.starts
             image_T[start:end] = image
-            if grid is not None:
-                position_T2[start:end], cell_T4[start:end] = _cells(*grid)
-            start, image = end, image + 1
+            if view is not None:
+                position_T2[start:end], cell_T4[start:end] = _cells(view)
+            start = end
     if any(left.values()):
         raise ValueError(f"The inputs hold {sum(map(len, left.values()))} more images than the model was given; pass the same batch to both.")
     return Tokens(
@@ -55,10 +55,10 @@ def lay_out(ids_BS: np.ndarray, valid_BS: np.ndarray, anatomy: Anatomy, grids: M
     )
 
 
-def _repeats(ids_BS: np.ndarray, anatomy: Anatomy, grids: Mapping[int, list[Grid]]) -> int:
-    """Return how many times in a row each sequence of the processor's batch stands here, from what the grids add up to."""
-    cells = sum(rows * columns for of_token in grids.values() for rows, columns in of_token)
-    times, rest = divmod(int(np.isin(ids_BS, list(grids)).sum()), cells) if cells else (1, 0)
+def _repeats(ids_BS: np.ndarray, views: Mapping[int, list[View]]) -> int:
+    """Return how many times in a row each sequence of the processor's batch stands here, from what the views add up to."""
+    cells = sum(view.rows * view.columns for of_token in views.values() for view in of_token)
+    times, rest = divmod(int(np.isin(ids_BS, list(views)).sum()), cells) if cells else (1, 0)
     if rest or times < 2 or len(ids_BS) % times:
         return 1
     return times if (ids_BS == ids_BS[::times].repeat(times, 0)).all() else 1
@@ -82,34 +82,24 @@ def _runs(kind_BS: np.ndarray) -> list[tuple[int, int]]:
     return [(int(a), int(b)) for a, b in zip(starts, stops) if flat[a] >= 0]
 
 
-def _next_grid(left: dict[int, list[Grid]], token: int, room: int) -> Grid | None:
+def _next_view(left: dict[int, list[View]], token: int, room: int) -> View | None:
     if token not in left:
         return None
-    if not left[token] or left[token][0][0] * left[token][0][1] > room:
+    if not left[token] or left[token][0].rows * left[token][0].columns > room:
         raise ValueError("The inputs' image grids do not add up to the visual tokens; pass the batch that the model is given.")
     return left[token].pop(0)
 
 
-def _cells(rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (row, column) and (x0, y0, x1, y1) of a row-major grid that covers its whole image."""
-    row, column = np.divmod(np.arange(rows * columns), columns)
-    cell = np.stack([column / columns, row / rows, (column + 1) / columns, (row + 1) / rows], 1)
-    return np.stack([row, column], 1), cell.astype(np.float32)
-
-
-def merged_grids(inputs: Mapping[str, Any], anatomy: Anatomy) -> dict[int, list[Grid]]:
-    """Return the grids that a processor's batch holds as ``image_grid_thw`` and ``video_grid_thw``, in patches."""
-    found = {}
-    if anatomy.family.grid == "merged":
-        for token, name in ((anatomy.image_token, "image_grid_thw"), (anatomy.video_token, "video_grid_thw")):
-            if token is not None and inputs.get(name) is not None:
-                found[token] = grids_of(inputs[name], anatomy.merge_size)
-    return found
-
-
-def grids_of(grid_I3: torch.Tensor, merge_size: int) -> list[Grid]:
-    """Return the grid after merging of each image, and of each frame of a video, from (frames, rows, columns) in patches."""
-    return [(h // merge_size, w // merge_size) for t, h, w in torch.as_tensor(grid_I3).tolist() for _ in range(t)]
+def _cells(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """Return (row, column) and (x0, y0, x1, y1) of a row-major view; cells end where their picture does."""
+    row, column = np.divmod(np.arange(view.rows * view.columns), view.columns)
+    place = np.stack([row + view.at[0], column + view.at[1]], 1)
+    if view.box is None:
+        return place, np.full((len(place), 4), np.nan, np.float32)
+    corners = np.stack([column / view.columns, row / view.rows, (column + 1) / view.columns, (row + 1) / view.rows], 1)
+    x0, y0, x1, y1 = view.box
+    cell = np.array([x0, y0, x0, y0]) + corners * np.array([x1 - x0, y1 - y0, x1 - x0, y1 - y0])
+    return place, cell.clip(0, 1).astype(np.float32)
 
 
 def token_texts(id_T: np.ndarray, tokenizer: Any) -> tuple[str, ...]:

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText
 from transformers.utils import logging
 
 from macs.config import check_ep_size
 from macs.model.anatomy import Anatomy, dissect
 from macs.model.calibration import find_calibration
 from macs.model.parallel import distributed_config
+from macs.model.published import Source, open_processor, open_source
 
 MAX_VISUAL_TOKENS = 4096  # of one image; processors that allow more are held to it
 MAX_PROMPT_TOKENS = 8192
@@ -42,37 +43,53 @@ class Loaded:
 
 
 def load(
-    name_or_path: str | Path, *, dtype: str = "auto", device: str | torch.device = "cpu", ranks: int = 1, exchange: str = "all_reduce"
+    name_or_path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: str | torch.device = "cpu",
+    device_map: str | None = None,
+    ranks: int = 1,
+    exchange: str = "all_reduce",
+    trust_remote_code: bool = False,
 ) -> Loaded:
     """Return the model in eval mode on ``device``; raises ValueError with one sentence if it cannot be used.
 
-    A folder is read without any network. No code that comes with a model is run. With ``ranks`` above 1 this process is
-    one of so many that load together, each its share of the experts, and ``exchange`` is how tokens reach them.
+    A folder is read without any network. No code that comes with a model is run unless ``trust_remote_code``. With
+    ``device_map``, accelerate lays one process's model over several devices. With ``ranks`` above 1 this process is one
+    of so many that load together, each its share of the experts, and ``exchange`` is how tokens reach them.
     """
     name = str(name_or_path)
     local = Path(name).is_dir()
-    config = read_config(name)
-    blank = without_weights(config)
-    check_ep_size(ranks, dissect(blank).num_experts)
-    split = {"distributed_config": distributed_config(blank, ranks, exchange)} if ranks > 1 else {}
-    if local and not any(Path(name).glob("*.safetensors")) and not any(Path(name).glob("*.bin")):
+    source = read_source(name, trust_remote_code)
+    blank = without_weights(source.config, trust_remote_code)
+    check_split(blank, ranks)
+    placed = _placement(blank, source.config, device, device_map, ranks, exchange)
+    if local and not has_weights(name):
         raise ValueError(f"The folder {Path(name).name!r} has a config but no weights; copy its .safetensors files into it.")
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # in a log or a pipe a bar is noise between two sentences
     try:
-        processor = AutoProcessor.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+        processor = open_processor(name, source, local=local, trust_remote_code=trust_remote_code)
         model, found = AutoModelForImageTextToText.from_pretrained(
-            name, dtype=dtype, local_files_only=local, trust_remote_code=False, output_loading_info=True, **split
+            name,
+            config=source.config,
+            key_mapping=source.renamed,
+            dtype=dtype,
+            local_files_only=local,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **placed,
         )
     except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
         raise ValueError(f"{_shown(name)} cannot be loaded: {_first_line(error, name)}") from error
     if found["missing_keys"]:  # transformers only warns, and leaves them random
         lacking = sorted(found["missing_keys"])
         raise ValueError(f"{_shown(name)} lacks {len(lacking)} of the model's weights, {lacking[0]} among them; copy all its files again.")
-    model = model.eval() if split else model.to(device).eval()  # ranks load straight to their own device
+    model = model.eval() if placed else model.to(device).eval()
     anatomy = dissect(model)
     max_visual = _limit_image(processor, anatomy)
-    notices = () if anatomy.family.grid else ("The patch grid of this model's family is not known here: no overlay.",)
+    why = anatomy.family.no_grid or "the patch grid of this model's family is not known here"
+    notices = () if anatomy.family.grid else (f"No overlay: {why}.",)
     return Loaded(
         model=model,
         processor=processor,
@@ -80,35 +97,79 @@ def load(
         folder=Path(name) if local else _snapshot(name),
         anatomy=anatomy,
         max_visual_tokens=max_visual,
-        max_prompt_tokens=_limit_prompt(config, max_visual),
+        max_prompt_tokens=_limit_prompt(source.config, max_visual),
         notices=notices,
     )
 
 
-def read_config(name: str) -> Any:
-    """Return the config of a folder or hub id; raises ValueError if there is none that transformers knows."""
+def read_source(name: str, trust_remote_code: bool = False) -> Source:
+    """Return what a folder or hub id holds, from its config alone; raises ValueError if there is none that transformers knows."""
     local = Path(name).is_dir()
     if local and not (Path(name) / "config.json").is_file():
         raise ValueError(f"The folder {Path(name).name!r} is no model: it has no config.json. Name the folder that holds one.")
     if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise ValueError(f"There is no model folder {name!r}; name a folder or a Hugging Face id.")
     try:
-        return AutoConfig.from_pretrained(name, local_files_only=local, trust_remote_code=False)
+        return open_source(name, local=local, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{_shown(name)} is not a model that transformers knows: {_first_line(error, name)}") from error
+        code = "its code is not run without --trust-remote-code" if "trust_remote_code" in str(error) else _first_line(error, name)
+        raise ValueError(f"{_shown(name)} is not a model that transformers knows: {code}") from error
 
 
-def without_weights(config: Any) -> nn.Module:
+def read_config(name: str) -> Any:
+    """Return the config of the class that runs a folder or hub id; raises ValueError as ``read_source`` does."""
+    return read_source(name).config
+
+
+def without_weights(config: Any, trust_remote_code: bool = False) -> nn.Module:
     """Return the model that ``config`` describes, on the meta device; raises ValueError if it is none that takes images."""
-    if type(config) not in AutoModelForImageTextToText._model_mapping:
+    own_class = trust_remote_code and AutoModelForImageTextToText.__name__ in getattr(config, "auto_map", {})
+    if not own_class and type(config) not in AutoModelForImageTextToText._model_mapping:
         raise ValueError(f"A {config.model_type} model does not take images and text; choose a multimodal mixture-of-experts model.")
     with torch.device("meta"):
-        return AutoModelForImageTextToText.from_config(config)
+        return AutoModelForImageTextToText.from_config(config, trust_remote_code=trust_remote_code)
 
 
-def count_experts(name_or_path: str | Path) -> int:
+def has_weights(folder: str | Path) -> bool:
+    """Return whether a folder holds any weight file."""
+    return any(True for pattern in ("*.safetensors", "*.bin") for _ in Path(folder).glob(pattern))
+
+
+def quantisation(config: Any) -> str | None:
+    """Return the name of the method by which a checkpoint's weights are quantised, or None."""
+    settings = getattr(config, "quantization_config", None) or getattr(config.get_text_config(), "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else getattr(settings, "quant_method", None)
+    return str(getattr(method, "value", method) or "an unnamed method")
+
+
+def check_split(blank: nn.Module, ranks: int) -> None:
+    """Raise ValueError unless ``ranks`` processes can share the experts of a model on the meta device."""
+    check_ep_size(ranks, dissect(blank).num_experts, "ranks")
+    if ranks > 1 and (method := quantisation(blank.config)):
+        raise ValueError(f"This checkpoint is quantised ({method}), and quantised experts are not split over ranks; use --ranks 1.")
+
+
+def _placement(blank: nn.Module, config: Any, device: Any, device_map: str | None, ranks: int, exchange: str) -> dict[str, Any]:
+    """Return how from_pretrained puts weights where they belong; nothing if the whole model is moved afterwards."""
+    if ranks > 1 and device_map:
+        raise ValueError("A device map lays one process's model over devices; leave it out, or use --ranks 1.")
+    if ranks > 1:
+        return {"distributed_config": distributed_config(blank, ranks, exchange)}
+    if device_map:
+        return {"device_map": device_map}
+    return {"device_map": {"": device}} if quantisation(config) else {}  # some quantised modules cannot be moved
+
+
+def count_experts(name_or_path: str | Path, trust_remote_code: bool = False) -> int:
     """Return the number of routed experts of a layer, from the config alone; raises ValueError as ``load`` does."""
-    return dissect(without_weights(read_config(str(name_or_path)))).num_experts
+    return dissect(without_weights(read_source(str(name_or_path), trust_remote_code).config, trust_remote_code)).num_experts
+
+
+def check_ranks(name_or_path: str | Path, ranks: int, trust_remote_code: bool = False) -> None:
+    """Raise ValueError, from the config alone, unless ``ranks`` processes can share the experts."""
+    check_split(without_weights(read_source(str(name_or_path), trust_remote_code).config, trust_remote_code), ranks)
 
 
 def read_calibration(loaded: Loaded) -> dict[int, torch.Tensor] | None:

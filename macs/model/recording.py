@@ -66,7 +66,8 @@ class Recording:
         self.policy = policy
         self.decode_steps = 0
         self.reading: Reading | None = None
-        self._ep_size, self._calibrated, self._processor = ep_size, calibrated, processor
+        self.processor = processor
+        self._ep_size, self._calibrated = ep_size, calibrated
         self._about = _describe(model)
         self._prefill: ForwardPass | None = None
         self._trace: Trace | None = None
@@ -91,7 +92,7 @@ class Recording:
         return self._trace
 
     def _build(self, done: ForwardPass) -> Trace:
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
         ids_T = done.tokens.id_T
         texts = token_texts(ids_T, tokenizer) if tokenizer is not None else tuple(f"#{token}" for token in ids_T)
         layers = tuple(_layer_trace(record, done.valid_T) for record in done.layers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ from macs.model.anatomy import Anatomy, MoeLayer, dissect
 from macs.model.calibration import modality_tensors
 from macs.model.clock import Stopwatch
 from macs.model.experts import skipping_dropped
-from macs.model.layout import grids_of, lay_out, merged_grids
+from macs.model.layout import lay_out
 from macs.model.recording import ForwardPass, LayerRecord, Recording
 from macs.model.router import SCORINGS, read_router
+from macs.model.views import View, Views, grids_of, unplaced, views_of
 
 OnLayer = Callable[[int, int, str], None]
 
@@ -40,6 +41,7 @@ def apply(
     modality: Mapping[int, Any] | None = None,
     processor: Any = None,
     inputs: Mapping[str, Any] | None = None,
+    pictures: Sequence[Any] = (),
     on_layer: OnLayer | None = None,
     **fields: Any,
 ) -> Iterator[Recording]:
@@ -48,7 +50,8 @@ def apply(
     ``policy`` is a Policy or a preset's name, with ``fields`` put in. ``ep_size`` is the number of ranks over which the
     experts are placed. ``modality`` holds m_j, one of -1, 0, 1 for each expert, by decoder layer (§3.3); without it all
     experts are shared. ``processor`` gives tokens their text, ``inputs`` (the processor's batch) gives images their
-    grid. ``on_layer(layer, layers, phase)`` is called before each MoE layer and may raise to stop the run.
+    grid, and ``pictures`` (those given to the processor) the tiles and paddings of families that have some.
+    ``on_layer(layer, layers, phase)`` is called before each MoE layer and may raise to stop the run.
 
     Decode steps (one new token per sequence after a filled cache) stay as the router made them unless ``phase="all"``.
     Only forward passes of the thread that entered are changed and recorded; of nested uses on one model the innermost.
@@ -60,6 +63,7 @@ def apply(
     check_ep_size(ep_size, anatomy.num_experts)
     recording = Recording(model, policy, ep_size, processor, calibrated=modality is not None)
     session = _Session(model, anatomy, recording, ep_size, modality_tensors(modality, anatomy), inputs or {}, on_layer)
+    session.sizes = [picture.size for picture in pictures] or getattr(inputs, "picture_sizes", [])
     with ExitStack() as undo:
         for layer in anatomy.layers:
             undo.enter_context(skipping_dropped(layer.experts))
@@ -80,7 +84,8 @@ class _Session:
         self._inputs, self._on_layer = inputs, on_layer
         self._pass: ForwardPass | None = None
         self._first_TN: Tensor | None = None  # of the router that was called last
-        self._seen_grids: list[tuple[int, int]] = []
+        self._seen: list[View] = []  # by the vision tower
+        self.sizes: Sequence[tuple[int, int]] = ()  # (width, height) of the pictures
 
     def hook(self) -> Iterator[Any]:
         """Register the hooks, yielding each handle at once so that none is left behind if a later one fails."""
@@ -109,8 +114,8 @@ class _Session:
         mask_BS = _mask(kwargs.get("attention_mask"), ids_BS)
         cache = kwargs.get("cache", kwargs.get("past_key_values"))
         decode = ids_BS.shape[1] == 1 and cache is not None and cache.get_seq_length() > 0
-        grids = {} if decode else self._grids(kwargs, ids_BS)
-        tokens = lay_out(ids_BS.cpu().numpy(), mask_BS.cpu().numpy(), self.anatomy, grids)
+        views = {} if decode else self._views(kwargs, ids_BS)
+        tokens = lay_out(ids_BS.cpu().numpy(), mask_BS.cpu().numpy(), self.anatomy, views)
 
         def put(array: Any) -> Tensor:
             return torch.from_numpy(array).to(ids_BS.device)
@@ -124,23 +129,24 @@ class _Session:
             entropy_embedding_T=torch.full((len(tokens),), torch.nan, device=ids_BS.device),
         )
 
-    def _grids(self, kwargs: Mapping[str, Any], ids_BS: Tensor) -> dict[int, list[tuple[int, int]]]:
-        """Grids from the caller's inputs, else from the call itself, else from the vision tower that ran before it."""
-        found = merged_grids(self._inputs, self.anatomy) or merged_grids(kwargs, self.anatomy)
+    def _views(self, kwargs: Mapping[str, Any], ids_BS: Tensor) -> Views:
+        """Views from the caller's inputs, else from the call itself, else from the vision tower that ran before it."""
+        known = (self.anatomy, self.recording.processor, self.sizes)
+        found = views_of(self._inputs, *known) or views_of(kwargs, *known)
         present = [token for token in self.anatomy.visual_tokens if bool((ids_BS == token).any())]
-        if not found and self._seen_grids and len(present) == 1:
-            return {present[0]: self._seen_grids}
+        if not found and self._seen and len(present) == 1:
+            return {present[0]: unplaced(self._seen) if self.anatomy.family.padded else self._seen}
         return found
 
     def _end(self, args: tuple, output: Any) -> None:
         if self._pass is not None:
             self.recording.add(self._pass)
-        self._pass, self._seen_grids = None, []
+        self._pass, self._seen = None, []
 
     def _see_grids(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         grid_I3 = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
         if grid_I3 is not None:
-            self._seen_grids = self._seen_grids + grids_of(grid_I3, self.anatomy.merge_size)
+            self._seen = self._seen + grids_of(grid_I3, self.anatomy.merge_size)
 
     def _see_embeddings(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         embeds_BSD = kwargs.get("inputs_embeds")
