@@ -10,10 +10,8 @@ import transformers as hf
 from PIL import Image
 
 from macs.model import apply, encode, load, read_calibration
-from macs.model.anatomy import dissect
 from macs.model.families import FAMILIES
 from macs.model.layout import lay_out, token_texts
-from macs.model.load import read_config, without_weights
 from macs.model.router import read_router
 from macs.model.views import views_of
 from tests import tiny
@@ -241,23 +239,6 @@ def test_a_path_that_does_not_exist_is_not_looked_up_on_the_hub(tmp_path):
     for name in (tmp_path / "nowhere", "./nowhere", "a/b/c"):
         with pytest.raises(ValueError, match="There is no model folder"):
             load(name)
-
-
-@pytest.mark.parametrize("config", [hf.Llama4Config, hf.Ernie4_5_VLMoeConfig])
-def test_families_that_cannot_be_scheduled_say_why(config):
-    with pytest.raises(ValueError, match="not supported|no pair can be dropped"):
-        dissect(without_weights(config()))
-
-
-@pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_the_anatomy_is_known_without_weights(family, tmp_path):
-    case = tiny.case(family)
-    case.model.config.save_pretrained(tmp_path)
-    anatomy = dissect(without_weights(read_config(str(tmp_path))))
-    whole = dissect(case.model)
-    assert all(parameter.device.type == "meta" for parameter in anatomy.text.parameters())
-    assert [layer.index for layer in anatomy.layers] == [layer.index for layer in whole.layers] == list(case.layers)
-    assert (anatomy.num_experts, anatomy.top_k, anatomy.image_token) == (tiny.EXPERTS, tiny.TOP_K, tiny.IMAGE)
 
 
 # --- reading a router

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from macs.config import PRESETS, preset
-from macs.core import DROPPED, KEPT
 from macs.model import apply
 from macs.model.anatomy import dissect
 from macs.trace_file import load_trace, save_trace
@@ -31,17 +30,6 @@ def implementation(request):
     return request.param
 
 
-def test_vanilla_is_bit_identical_to_the_untouched_model(case, implementation):
-    with experts_as(case.model, implementation):
-        before = logits(case.model, case.batch)
-        with apply(case.model, "vanilla", ep_size=2) as run:
-            assert torch.equal(logits(case.model, case.batch), before)
-        assert torch.equal(logits(case.model, case.batch), before)
-    trace = run.trace
-    assert tuple(layer.layer for layer in trace.layers) == case.layers
-    assert all(layer.kept == layer.pairs == case.batch["input_ids"].numel() * tiny.TOP_K for layer in trace.layers)
-
-
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "vanilla"])
 def test_room_for_all_changes_no_bit_unless_pairs_are_added(case, name):
     with apply(case.model, name, gamma=1e3, ep_size=2):
@@ -49,29 +37,8 @@ def test_room_for_all_changes_no_bit_unless_pairs_are_added(case, name):
     assert torch.equal(changed, logits(case.model, case.batch)) == (name != "expanded_drop")
 
 
-def test_dropped_pairs_add_exactly_nothing_and_the_rest_their_share(case, implementation):
-    """The experts' output is the sum over executed pairs, each expert asked alone, even when memory is full of NaN."""
-    layer = dissect(case.model).layers[0]
-    with experts_as(case.model, implementation), poisoned_memory():
-        with apply(case.model, "token_drop", gamma=0.2, ep_size=2) as run:
-            outputs, handle = watch(layer.experts, inputs=False)
-            inputs, other = watch(layer.experts, inputs=True)
-            assert logits(case.model, case.batch).isfinite().all()
-            handle.remove(), other.remove()
-    hidden_TD, expert_TC, weight_TC = inputs[0]
-    decision = run.trace.layers[0].decision
-    assert np.array_equal(decision.expert_TC, expert_TC.numpy())
-    assert ((expert_TC == tiny.EXPERTS) == (weight_TC == 0)).all() and (decision.status_TC == DROPPED).any()
-    lost_T = torch.from_numpy((decision.status_TC == DROPPED).all(1))
-    assert lost_T.any() and (outputs[0][lost_T] == 0).all()
-    expected_TD = torch.zeros_like(hidden_TD)
-    for token, slot in zip(*np.nonzero(decision.status_TC == KEPT)):
-        expected_TD[token] += layer.experts(hidden_TD[token, None], expert_TC[token, slot].view(1, 1), weight_TC[token, slot].view(1, 1))[0]
-    torch.testing.assert_close(outputs[0], expected_TD, rtol=1e-4, atol=1e-4)
-
-
 def test_without_the_experts_flag_the_poison_would_show(qwen):
-    """Guards the test above: the poisoning reaches grouped_mm, so its finite output is the seam's doing."""
+    """Guards the test of dropped pairs in tests/test_families.py: the poisoning reaches grouped_mm, so its finite output is the seam's doing."""
     with poisoned_memory(), apply(qwen.model, "token_drop", gamma=0.2, ep_size=2):
         experts = dissect(qwen.model).layers[-1].experts
         experts._is_expert_parallel = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,7 @@ def without_weights(config: Any, trust_remote_code: bool = False) -> nn.Module:
     if not own_class and type(config) not in AutoModelForImageTextToText._model_mapping:
         raise ValueError(f"A {config.model_type} model does not take images and text; choose a multimodal mixture-of-experts model.")
     with torch.device("meta"):
-        return AutoModelForImageTextToText.from_config(config, trust_remote_code=trust_remote_code)
+        return AutoModelForImageTextToText.from_config(copy.deepcopy(config), trust_remote_code=trust_remote_code)  # it writes a dtype into what it gets
 
 
 def has_weights(folder: str | Path) -> bool:

@@ -28,6 +28,8 @@ def open_source(name: str, *, local: bool, trust_remote_code: bool = False) -> S
         thinker = config.thinker_config
         thinker.dtype = thinker.dtype or config.dtype
         return Source(thinker, None, kind)
+    if "tie_word_embeddings" not in raw and raw.get("text_config", {}).get("tie_word_embeddings") is False:
+        config.tie_word_embeddings = False  # InternVL: only the language model's config says so, the whole one's default is True
     return Source(config)
 
 
