@@ -8,13 +8,20 @@ import torch
 import transformers as hf
 from PIL import Image
 
+from macs.config import preset
 from macs.core import DROPPED, KEPT
+from macs.engine.base import Request
 from macs.engine.launch import RankGroup
+from macs.engine.local import LocalEngine
 from macs.engine.ranks import RanksEngine
 from macs.model import apply, encode, load
 from macs.model.anatomy import dissect
 from macs.model.families import FAMILIES
 from macs.model.load import read_config, without_weights
+from macs.view import maps, selection
+from macs.view.export import around
+from macs.view.shown import open_run
+from macs.view.words import Words
 from tests import rank_jobs, tiny
 from tests.checkpoints import CHECKPOINTS
 from tests.hooked import experts_as, logits, poisoned_memory, watch
@@ -156,6 +163,21 @@ def test_generation_and_a_prompt_without_a_picture(made):
     with apply(made.model, "macs", gamma=0.5, inputs=batch) as run:
         logits(made.model, batch)
     assert not run.trace.tokens.visual_T.any() and run.trace.layers[0].decision.visual_ratio == 0
+
+
+def test_a_run_on_the_page_shows_each_view_of_the_picture_or_says_that_there_is_none(made):
+    """The engine keeps the picture once for every view, and no map is drawn of tokens that have no place."""
+    engine = LocalEngine(str(made.folder), ep_size=2)
+    trace = engine.run(Request("What is it?", tiny.picture(*SIZE), 2), preset("macs", gamma=0.5)).trace
+    views = 2 if made.is_.cells and len(made.is_.cells(*SIZE)) > 1 else 1
+    assert len(trace.images) == views and len(set(trace.images)) == 1
+    content = open_run(around(trace), "live")
+    page = maps.weights(content, Words("en")) + maps.losses(content, Words("en")) + selection.render(content, Words("en"))
+    assert "nan" not in page.lower() and page.count('class="pc"') == (0 if made.is_.cells is None else trace.tokens.visual_T.sum())
+    assert ("no map" in page) == (made.is_.cells is None)
+    for notice in made.loaded.notices:
+        assert Words("zh").sentence(notice) != notice
+    engine.close()
 
 
 # --- the vision tower sees what a cell covers

@@ -114,12 +114,17 @@ def complete(loaded: Loaded, request: Request, generated: Generated, *, about: M
         generated.trace,
         prompt=request.prompt,
         answer=loaded.processor.tokenizer.decode(generated.answer_A, skip_special_tokens=True).strip(),
-        images=() if request.image is None else (preview(to_rgb(request.image)),),
+        images=() if request.image is None else (preview(to_rgb(request.image)),) * _views(generated.trace),
         seconds=generated.seconds,
         kl=kl,
         about=dict(generated.trace.about) | facts | about,
     )
     return Run(trace, generated.answer_A, generated.logprob_AV)
+
+
+def _views(trace: Trace) -> int:
+    """Return how often the one picture was shown to the model: tiles are one view, the small whole beside them another."""
+    return len(trace.grids) if trace.grids and all(rows for rows, _ in trace.grids) else 1
 
 
 def notices(loaded: Loaded, calibrated: bool) -> list[str]:

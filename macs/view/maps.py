@@ -23,6 +23,8 @@ def weights(shown: Shown, words: Words) -> str:
     visual_T = trace.tokens.visual_T & trace.tokens.valid_T
     if not (shown.pictures and visual_T.any()):
         return heading(words("weights_t")) + _empty(words)
+    if not _placed(trace):
+        return heading(words("weights_t")) + _empty(words, "unplaced_map")
     w_T = layer.decision.token_weight_T
     mode = "windows" if visual_T.sum() <= MAX_WINDOWS else "colour"
     options = ((m, words(m)) for m in ("windows", "colour"))
@@ -66,6 +68,8 @@ def _loss(trace: Trace, shown: Shown, words: Words) -> str:
     name = words.policy(trace.policy.preset)
     if not (shown.pictures and tokens.visual_T.any()):
         picture = _empty(words)
+    elif not _placed(trace):
+        picture = _empty(words, "unplaced_map")
     else:
         lost_T = lost_TK.any(1)
         picture = _maps(shown, lambda i: "".join(strip(t) for t in np.nonzero(lost_T & (tokens.image_T == i))[0]), "fate", name)
@@ -119,5 +123,10 @@ def _maps(shown: Shown, cells: Callable[[int], str], kind: str, label: str, mode
     )
 
 
-def _empty(words: Words) -> str:
-    return f'<div class="map empty">{esc(words("empty_map"))}</div>'
+def _placed(trace: Trace) -> bool:
+    """Whether it is known what part of its picture each visual token shows."""
+    return bool(np.isfinite(trace.tokens.cell_T4[trace.tokens.visual_T & trace.tokens.valid_T]).all())
+
+
+def _empty(words: Words, why: str = "empty_map") -> str:
+    return f'<div class="map empty">{esc(words(why))}</div>'

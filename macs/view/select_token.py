@@ -97,6 +97,8 @@ def _slot_text(slot: int, i: int, j: int, shown: Shown, read: list[Pairs], weigh
 
 def _crop(t: int, shown: Shown) -> str:
     x0, y0, x1, y1 = (float(v) for v in shown.policy.tokens.cell_T4[t])
+    if x0 != x0:  # no place is known
+        return ""
     picture = int(shown.policy.tokens.image_T[t])
     across, down = CROP / (x1 - x0), CROP / (y1 - y0)
     place = f"background-image:var(--picture-{picture});background-size:{across:.1f}px {down:.1f}px;background-position:{-x0 * across:.1f}px {-y0 * down:.1f}px"
