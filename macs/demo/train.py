@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 from .attention import use_packed_attention
 from .build import build_config, build_model, build_processor, build_tokenizer, save_model
 from .losses import by_family, lesson_loss, losses, new_heads
-from .optimizer import Optimizer
+from .optimizer import Optimizer, fast_dtype
 from .packing import VALIDATION, Batches, Mix, Packer, draw_batch
 from .run_log import Log
 
@@ -36,7 +36,7 @@ class Settings:
     lessons: int = 1_200
     rate: float = 2e-3
     warmup: int = 100
-    decay: int = 800
+    decay: int = 900
     weight_decay: float = 0.1
     dense: float = 1.0
     balance: float = 3e-4
@@ -59,10 +59,15 @@ def validate(run: "Run", packer: Packer, settings: Settings, batches: int = 4) -
     score: dict = {}
     for index in range(batches):
         batch = to_device(draw_batch(packer, Mix(small_share=0.0), VALIDATION, index), settings.device)
-        with torch.autocast(settings.device, torch.bfloat16):
+        with mixed_precision(settings.device):
             _, facts = losses(run.model, run.heads, batch, settings.dense, settings.balance)
         by_family(facts["exact"], batch["family"], score)
     return {name: round(right / max(1, asked), 3) for name, (right, asked) in score.items()}
+
+
+def mixed_precision(device: str) -> torch.autocast:
+    """Autocast to bfloat16 where that is the fast type."""
+    return torch.autocast(device, torch.bfloat16, enabled=fast_dtype(device) is torch.bfloat16)
 
 
 def to_device(batch: dict, device: str) -> dict:
@@ -131,7 +136,7 @@ def average_gradients(parameters: list[nn.Parameter], processes: int) -> None:
 def train_step(run: Run, batch: dict, settings: Settings) -> dict:
     """One optimizer step and one step of the averaged weights."""
     run.optimizer.set_rate(rate_at(settings, run.step))
-    with torch.autocast(settings.device, torch.bfloat16):
+    with mixed_precision(settings.device):
         if len(batch["answer_at"]):
             loss, facts = losses(run.model, run.heads, batch, settings.dense, settings.balance)
         else:
