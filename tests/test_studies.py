@@ -89,5 +89,5 @@ def test_loads_command():
 
 def test_entropy_command():
     result = last_line("study", "entropy", "--limit", "2")
-    assert result["first"] == "layer 0" and len(result["sources"]) == 5
+    assert list(result["sources"]) == ["embedding", *(f"layer {i}" for i in range(5))] and result["first"] == "layer 0"
     assert all(0 <= x["auroc"] <= 1 for x in result["sources"].values())

@@ -164,6 +164,20 @@ def test_a_plan_says_from_which_settings_the_answers_are(content):
     assert not shown.plan(planned, content.policy.policy, "token_drop", 4).stale  # back at the run's settings it is the run
 
 
+@pytest.mark.parametrize("source", ["first", "layer", "embedding"])
+def test_the_embedded_model_says_whether_entropy_finds_its_objects(content, source):
+    study = json.loads(maps.ENTROPY_STUDY.read_text(encoding="utf-8"))
+    name = {"first": study["first"], "layer": f"layer {content.number}"}.get(source, source)
+    found = study["sources"][name]
+    trace = replace(content.policy, about={"model": "demo_model"}, policy=replace(content.policy.policy, entropy_source=source))
+    key = "proxy_inverted" if found["high"] < 0.5 else "proxy_fair" if found["low"] > 0.5 else "proxy_chance"
+    for words in (EN, ZH):
+        note = maps.proxy_note(trace, content.number, words)
+        assert note == words(key, a=f"{found['auroc']:.2f}", s=words(f"c_entropy_source_{source}"), n=found["images"])
+        assert note in maps.weights(replace(content, policy=trace), words) or content.policy is not trace
+    assert maps.proxy_note(replace(trace, about={"model": "another"}), content.number, EN) == ""
+
+
 def test_weight_cells_lie_where_the_model_saw_the_patches(content):
     trace = content.policy
     cells = [e for e in read(maps.weights(content, EN)) if e.has("pc")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Callable
 
 import numpy as np
 
+from macs.engine.base import DEMO_MODEL
 from macs.trace import DROPPED, KEPT, REROUTED, Trace
 from macs.view.markup import FATE_CLASS, esc, heading, num, segments
 from macs.view.shown import Shown
@@ -15,6 +17,7 @@ MAX_WINDOWS = 1024  # more patches than this are too small for windows; colour t
 MAX_STRIPS = 4  # slots drawn side by side; above it the lost share fills the patch
 KEY = (0.1, 0.25, 0.5, 1.0)  # weights in the map's key
 KEY_SIDE = 23  # pixels of the key's largest square
+ENTROPY_STUDY = DEMO_MODEL.parent / "results" / "entropy.json"
 
 
 def weights(shown: Shown, words: Words) -> str:
@@ -39,12 +42,26 @@ def weights(shown: Shown, words: Words) -> str:
     notes = [words("weights_s"), total]
     if trace.policy.load == "tokens":
         notes.insert(0, words("weights_all_one", name=words.policy(trace.policy.preset)))
+    notes.append(proxy_note(trace, shown.number, words))
     key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
     return (
         heading(words("weights_t"), segments("map", options, mode, words("weights_t")))
         + _maps(shown, lambda i: "".join(cell(t) for t in np.nonzero(visual_T & (trace.tokens.image_T == i))[0]), "wmap", words("map_alt"), mode)
-        + f'<div class="keyw"><span>w</span>{key}</div><p class="fn">{esc(" ".join(notes))}</p>'
+        + f'<div class="keyw"><span>w</span>{key}</div><p class="fn">{esc(" ".join(filter(None, notes)))}</p>'
     )
+
+
+def proxy_note(trace: Trace, number: int, words: Words) -> str:
+    """Say how well w finds object patches at the entropy source in use (`study entropy`); empty for other models."""
+    if trace.about.get("model") != DEMO_MODEL.name or not ENTROPY_STUDY.is_file():
+        return ""
+    study = json.loads(ENTROPY_STUDY.read_text(encoding="utf-8"))
+    source = trace.policy.entropy_source
+    found = study["sources"].get({"first": study["first"], "layer": f"layer {number}"}.get(source, source))
+    if found is None:
+        return ""
+    key = "proxy_inverted" if found["high"] < 0.5 else "proxy_fair" if found["low"] > 0.5 else "proxy_chance"
+    return words(key, a=num(found["auroc"]), s=words(f"c_entropy_source_{source}"), n=found["images"])
 
 
 def losses(shown: Shown, words: Words) -> str:
