@@ -16,11 +16,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "load": ("tokens", "entropy"),
     "capacity": ("static", "modality"),
     "overflow": ("none", "drop", "reroute", "expand"),
-    "priority": ("score", "weighted_score"),
+    "priority": ("score", "weighted_score", "weight", "random"),
     "normalize": ("image", "batch"),
     "capacity_basis": ("tokens", "effective"),
     "renormalize": ("router", "always", "never"),
     "entropy_source": ("first", "layer", "embedding"),
+    "entropy_order": ("own", "shuffled"),
     "phase": ("prefill", "all"),
 }
 RANGES: dict[str, tuple[float, float]] = {
@@ -39,7 +40,7 @@ class Policy:
     load: str = "entropy"  # what a pair counts: 1, or the entropy weight w of its token (§3.2)
     capacity: str = "modality"  # the same for every expert, or scaled by modality mix (§3.3)
     overflow: str = "reroute"  # what happens to pairs that do not fit (§3.4)
-    priority: str = "weighted_score"  # who is admitted first: router score, or score x load weight
+    priority: str = "weighted_score"  # who is admitted first: router score, score x load weight, routing weight, or chance
     gamma: float = 1.0  # capacity factor
     delta: float = 1.0  # entropy sensitivity
     rho: float = 0.5  # adaptation strength
@@ -48,8 +49,10 @@ class Policy:
     min_affinity: float = 0.0  # least score of a reroute target, as a share of the original expert's
     renormalize: str = "router"  # whether surviving weights are scaled back to the token's original sum
     entropy_source: str = "first"  # hidden state whose entropy weighs a visual token
+    entropy_order: str = "own"  # whose entropy weighs a visual token: its own, or by chance another's of its image
     phase: str = "prefill"  # decode steps are scheduled too with "all"
     eps: float = 1e-6  # keeps the standardised entropy finite
+    seed: int = 0  # of what is left to chance: priority "random", entropy_order "shuffled"
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -58,6 +61,8 @@ class Policy:
                 raise ValueError(f"{name} is {value!r}; use one of {', '.join(allowed)}.")
         for name, (low, high) in RANGES.items():
             object.__setattr__(self, name, checked_number(name, getattr(self, name), low, high))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed is {self.seed!r}; use a whole number from 0 to {2**31 - 1}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values."""
@@ -65,10 +70,9 @@ class Policy:
 
     @property
     def preset(self) -> str:
-        """Name of the preset with the same load, capacity, overflow and priority, or ``"custom"``."""
-        axes = ("load", "capacity", "overflow", "priority")
-        for name, settings in PRESETS.items():
-            if all(getattr(self, axis) == settings[axis] for axis in axes):
+        """Name of the preset or control with the same load, capacity, overflow, priority and entropy order, or ``"custom"``."""
+        for name, settings in (PRESETS | CONTROLS).items():
+            if all(getattr(self, axis) == value for axis, value in ({"entropy_order": "own"} | settings).items()):
                 return name
         return "custom"
 
@@ -89,14 +93,21 @@ PRESETS: dict[str, dict[str, str]] = {
     "macs_no_reroute": _axes("entropy", "modality", "drop", "weighted_score"),
     "macs": _axes("entropy", "modality", "reroute", "weighted_score"),
 }
+# What a policy must beat before its idea can be thanked for the result. All are seeded and as exact as the presets.
+CONTROLS: dict[str, dict[str, str]] = {
+    "random_drop": _axes("tokens", "static", "drop", "random"),  # token drop's capacities; who is admitted is drawn by lot
+    "lowest_weight_drop": _axes("tokens", "static", "drop", "weight"),  # the same; the lowest routing weights are dropped
+    "macs_shuffled": PRESETS["macs"] | {"entropy_order": "shuffled"},  # the same w in each image, on the wrong tokens
+}
 
 
 def preset(name: str, **changes: Any) -> Policy:
-    """Return the named preset with ``changes`` put in; raises ValueError on an unknown name, field or value."""
-    if name not in PRESETS:
-        raise ValueError(f"policy is {name!r}; use one of {', '.join(PRESETS)}.")
+    """Return the named preset or control with ``changes`` put in; raises ValueError on an unknown name, field or value."""
+    named = PRESETS | CONTROLS
+    if name not in named:
+        raise ValueError(f"policy is {name!r}; use one of {', '.join(named)}.")
     _reject_unknown(changes)
-    return Policy(**{**PRESETS[name], **changes})
+    return Policy(**{**named[name], **changes})
 
 
 def policy_from_dict(values: Mapping[str, Any]) -> Policy:

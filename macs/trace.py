@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from macs.config import Policy, check_ep_size
-from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, schedule, token_weights
+from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, policy_weights, schedule
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,7 @@ class Trace:
         if np.isnan(entropy_T[tokens.visual_T & tokens.valid_T]).any():
             raise ValueError(f"This trace holds no entropies of source {policy.entropy_source!r}; use another source.")
         image_T = torch.from_numpy(np.where(tokens.valid_T, tokens.image_T, -1))
-        weight_T = token_weights(
-            torch.from_numpy(np.nan_to_num(entropy_T)), image_T, delta=policy.delta, eps=policy.eps, normalize=policy.normalize
-        )
+        weight_T = policy_weights(policy, torch.from_numpy(np.nan_to_num(entropy_T)), image_T)
         decision = schedule(
             *map(torch.from_numpy, (layer.scores_TN, layer.expert_TK, layer.weight_TK)),
             weight_T,

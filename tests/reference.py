@@ -6,6 +6,7 @@ Nothing here is shared with ``macs.core``: no tensor, no vectorised step, none o
 from __future__ import annotations
 
 import math
+import struct
 
 KEPT, REROUTED, DROPPED, PADDING, EXPANDED, UNUSED = range(6)
 SLACK = 1e-6
@@ -31,6 +32,19 @@ def token_weights(entropies, images, *, delta, eps, normalize):
         x = delta * (entropies[t] - mean) / (deviation + eps)
         weights[t] = 1 / (1 + math.exp(x)) if x < 700 else 0.0
     return weights
+
+
+def mixed(bits):
+    """SplitMix64's last step on 64 bits."""
+    for by, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        bits = (bits ^ bits >> by) * factor % 2**64
+    return bits
+
+
+def lot(value, seed, place):
+    """The control's random number in [0, 1) of a value at a place of its table."""
+    bits = int.from_bytes(struct.pack(">d", value))
+    return (mixed(mixed((place * 0x9E3779B97F4A7C15 + seed) % 2**64) ^ bits) >> 11) / 2**53
 
 
 def capacities(policy, tokens, top_k, num_experts, weight_sum, visual_ratio, modality):
@@ -64,7 +78,12 @@ def schedule(scores, experts, weights, w, visual, valid, *, policy, ep_size, mod
     def load_of(t):
         return w[t] if policy["load"] == "entropy" else 1.0
 
-    def priority(t, expert):
+    def priority(t, k):
+        expert, weight = slots[t][k]
+        if policy["priority"] == "weight":
+            return abs(weight)
+        if policy["priority"] == "random":
+            return lot(scores[t][expert], policy["seed"], t * columns + k + 1)
         return scores[t][expert] * (load_of(t) if policy["priority"] == "weighted_score" else 1.0)
 
     load = [0.0] * num_experts
@@ -128,7 +147,7 @@ def admit_all(slots, capacity, load, load_of, priority, everyone):
     admitted, overflow = [], []
     for expert in range(len(capacity)):
         queue = [(t, k) for t in slots for k, (e, _) in enumerate(slots[t]) if e == expert]
-        queue.sort(key=lambda pair: (-priority(pair[0], expert), pair))
+        queue.sort(key=lambda pair: (-priority(*pair), pair))
         running = 0.0
         for pair in queue:
             running += load_of(pair[0])
@@ -162,7 +181,7 @@ def reroute(scores, experts, overflow, capacity, load, load_of, priority, per_ra
         if not proposals:
             break
         for expert, queue in proposals.items():
-            queue.sort(key=lambda pair: (-priority(pair[0], experts[pair[0]][pair[1]]), pair))  # as of its original expert
+            queue.sort(key=lambda pair: (-priority(*pair), pair))  # as of its original expert
             used_up = load[expert]
             for t, k in queue:
                 used[t].add(expert)

@@ -29,6 +29,7 @@ def policies(draw) -> Policy:
         delta=draw(st.sampled_from((0.0, 0.5, 1.0, 2.0, 100.0))),
         rho=draw(st.sampled_from((0.0, 0.5, 1.0, 2.0))),
         min_affinity=draw(st.sampled_from((0.0, 0.1, 0.3, 1.0))),
+        seed=draw(st.sampled_from((0, 1, 2**31 - 1))),
     )
 
 

@@ -2,7 +2,7 @@
 
 from macs.core.capacity import modality_groups
 from macs.core.checks import check_values
-from macs.core.entropy import feature_entropy, token_weights
+from macs.core.entropy import feature_entropy, policy_weights, token_weights
 from macs.core.schedule import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, Assignment, schedule
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "check_values",
     "feature_entropy",
     "modality_groups",
+    "policy_weights",
     "schedule",
     "token_weights",
 ]

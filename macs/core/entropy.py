@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from macs.config import Policy
+from macs.core.chance import chance
 from macs.core.checks import INTEGERS, kind_of
 
 NORMALIZE = ("image", "batch")
@@ -20,6 +22,23 @@ def feature_entropy(features_TD: Tensor) -> Tensor:
     wide = torch.promote_types(features_TD.dtype, torch.float32)
     p_TD = torch.softmax(features_TD, dim=-1, dtype=wide)
     return torch.special.entr(p_TD).sum(-1).clamp_min(0.0)
+
+
+def policy_weights(policy: Policy, entropy_T: Tensor, image_T: Tensor) -> Tensor:
+    """Return w_T as ``policy`` weighs tokens; see `token_weights` for shapes and what is raised (§3.2)."""
+    if policy.entropy_order == "shuffled":
+        entropy_T = shuffled(entropy_T, image_T, policy.seed)
+    return token_weights(entropy_T, image_T, delta=policy.delta, eps=policy.eps, normalize=policy.normalize)
+
+
+def shuffled(entropy_T: Tensor, image_T: Tensor, seed: int) -> Tensor:
+    """Return the entropies dealt anew among the visual tokens of each image, by lot; those of other tokens stay."""
+    lot_T = chance(torch.where(image_T >= 0, entropy_T.double(), 0.0), seed)
+    own_T = torch.sort(image_T, stable=True).indices
+    drawn_T = torch.argsort(lot_T, stable=True)
+    drawn_T = drawn_T[torch.sort(image_T[drawn_T], stable=True).indices]  # by image, and within one by lot
+    dealt_T = torch.empty_like(entropy_T).index_copy_(0, own_T, entropy_T[drawn_T])
+    return torch.where(image_T >= 0, dealt_T, entropy_T)
 
 
 def token_weights(entropy_T: Tensor, image_T: Tensor, *, delta: float, eps: float = 1e-6, normalize: str = "image") -> Tensor:

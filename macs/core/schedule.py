@@ -15,6 +15,7 @@ from torch import Tensor
 from macs.config import Policy
 from macs.core.admission import admit, unchosen_scores
 from macs.core.capacity import capacities
+from macs.core.chance import chance
 from macs.core.checks import check_arguments, check_values
 from macs.core.expand import home_candidates
 from macs.core.loads import ONE, from_units, limit_units, sum_by, to_units
@@ -132,8 +133,7 @@ def _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy,
     if policy.overflow == "none":
         return pairs.expert_TC
     shape, num_experts, by_entropy = pairs.expert_TC.shape, len(capacity_N), policy.load == "entropy"
-    weighted = by_entropy and policy.priority == "weighted_score"  # a load of 1 changes no priority
-    priority_TC = pairs.score_TC * token_weight_T.double()[:, None] if weighted else pairs.score_TC
+    priority_TC = _priority(pairs, token_weight_T, policy)
     units_T = effective_T if by_entropy else torch.full_like(effective_T, ONE)
     expert_P, priority_P = pairs.expert_TC.flatten(), priority_TC.flatten()
     units_P = units_T[:, None].expand(shape).flatten()
@@ -151,6 +151,16 @@ def _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy,
         )
         executed_P = torch.minimum(executed_P, moved_P)  # N in one of the two at least
     return executed_P.view(shape)
+
+
+def _priority(pairs: Pairs, token_weight_T: Tensor, policy: Policy) -> Tensor:
+    """Return who goes first (§3.4), float64 and not negative."""
+    if policy.priority == "random":
+        return chance(pairs.score_TC, policy.seed)
+    if policy.priority == "weight":
+        return pairs.weight_TC.abs()
+    weighted = policy.load == "entropy" and policy.priority == "weighted_score"  # a load of 1 changes no priority
+    return pairs.score_TC * token_weight_T.double()[:, None] if weighted else pairs.score_TC
 
 
 def _weights(pairs: Pairs, executed_TC: Tensor, scores_TN: Tensor) -> Tensor:

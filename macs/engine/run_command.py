@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from macs.config import CHOICES, PRESETS, RANGES, Policy, preset
+from macs.config import CHOICES, CONTROLS, PRESETS, RANGES, Policy, preset
 from macs.engine.base import DEMO_MODEL, Request
 from macs.engine.start import add_flags, chosen, start
 from macs.trace import LayerTrace, Trace
@@ -19,11 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, help="the question, plain text")
     parser.add_argument("--image", help="a picture file; without it the run is text only")
     parser.add_argument("--model", default=str(DEMO_MODEL), help="folder or hub id (default: the embedded model)")
-    parser.add_argument("--policy", default="macs", help=f"one of {', '.join(PRESETS)}")
+    parser.add_argument("--policy", default="macs", help=f"one of {', '.join(PRESETS | CONTROLS)}")
     for name in RANGES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, help="see README, 'What every number means'")
     for name, allowed in CHOICES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", help=f"one of {', '.join(allowed)}")
+    parser.add_argument("--seed", type=int, help="of what the controls leave to chance")
     parser.add_argument("--ep-size", type=int, help="ranks over which the experts are placed")
     add_flags(parser)
     parser.add_argument("--max-new-tokens", type=int, default=24)
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
 
 def policy_from_flags(args: argparse.Namespace) -> Policy:
     """Return the policy that the flags describe; raises ValueError on a value it cannot take."""
-    given = {name: getattr(args, name) for name in (*RANGES, *CHOICES) if getattr(args, name, None) is not None}
+    given = {name: getattr(args, name) for name in (*RANGES, *CHOICES, "seed") if getattr(args, name, None) is not None}
     return preset(args.policy, **given)
 
 

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor, nn
 
 from macs.config import VERSION, Policy
-from macs.core import Assignment, check_values, token_weights
+from macs.core import Assignment, check_values, policy_weights
 from macs.model.clock import Stopwatch
 from macs.model.layout import token_texts
 from macs.model.router import Reading
@@ -53,7 +53,7 @@ class ForwardPass:
         if policy.entropy_source == "embedding":
             entropy_T = self.entropy_embedding_T
         known_T = torch.where(self.visual_T, entropy_T.to(self.visual_T.device), 0.0)
-        weight_T = token_weights(known_T, self.image_T, delta=policy.delta, eps=policy.eps, normalize=policy.normalize)
+        weight_T = policy_weights(policy, known_T, self.image_T)
         if policy.entropy_source != "layer":
             self.token_weight_T = weight_T
         return weight_T

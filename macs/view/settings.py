@@ -52,7 +52,7 @@ PANEL = (
     _choice("capacity", "set_capacity"),
     _choice("capacity_basis", "set_basis"),
     _choice("overflow", "set_overflow"),
-    _choice("priority", "set_priority"),
+    _choice("priority", "set_priority", ("score", "weighted_score")),  # the others are controls, for studies
     Field("min_affinity", "set_affinity", "slider", 0.0, 1.0, 0.05),
     _choice("renormalize", "set_renorm"),
     _choice("entropy_source", "set_source"),
