@@ -63,6 +63,7 @@ PANEL = (
 )
 FIELDS = SLIDERS + PANEL
 AXES = ("load", "capacity", "overflow", "priority")
+FOR_STUDIES = ("entropy_order", "seed")  # fields of the controls, which the page does not offer
 OUTSIDE = ("preset", "baseline", "ep_size", "max_new_tokens")  # not fields of a policy
 
 
