@@ -229,7 +229,7 @@ def test_bad_input_gives_one_sentence_and_the_last_run_stays(page, tmp_path):
     broken.write_bytes(b"this is no image")
     upload(page, broken)
     page.locator("#run").click()
-    expect(page.locator("#status .error")).to_have_text("This file cannot be read as an image. Use PNG, JPEG or WebP.")
+    expect(page.locator("#status .error")).to_have_text("This file cannot be read as an image. Use PNG, JPEG, WEBP, GIF, BMP or TIFF.")
     expect(page.locator(".badge")).to_contain_text("showing the last complete run")
     assert page.locator("#ledger table").inner_html() == before
     expect(page.locator("#run")).to_be_enabled()

@@ -6,6 +6,7 @@ The limits are checked on the header, before a pixel is decoded.
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # by content; the file's name says nothing
+MAX_BYTES = 64_000_000  # of the file
 MAX_PIXELS = 64_000_000  # 48-megapixel phone photographs pass; a decoder then needs about 200 MB
 MAX_RATIO = 200  # long side ÷ short side, the limit of Qwen-VL processors
 BACKGROUND = (255, 255, 255)  # under transparent pixels; whatever colour they hide never reaches the model
@@ -28,36 +30,47 @@ class Picture:
     notices: tuple[str, ...] = ()
 
 
+_decoding = threading.Lock()  # one large picture at a time: eight decoders at once would need gigabytes
+
+
 def open_image(source: str | Path | bytes) -> Picture:
     """Return the picture in a file or in bytes; raises ValueError with one sentence if it cannot be used."""
-    try:
-        data = source if isinstance(source, bytes) else Path(source).read_bytes()
-    except OSError:
-        raise ValueError("There is no such image file; choose another one.") from None
+    data = source if isinstance(source, bytes) else _read(Path(source))
     if not data:
         raise ValueError("This image file is empty; choose another one.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is stricter
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"This image file has {len(data):,} bytes; at most {MAX_BYTES:,} are read.")
+    with _decoding, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of bombs: the limit below is stricter; of odd metadata: the picture decides
         return _decode(data)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError):  # ValueError: a name that no file can have
+        raise ValueError("There is no such image file; choose another one.") from None
 
 
 def _decode(data: bytes) -> Picture:
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            _check_size(*opened.size)
-            frames = getattr(opened, "n_frames", 1)
-            notices = (f"The file has {frames} frames; the first is used.",) if frames > 1 else ()
+        opened = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise ValueError(f"This image has too many pixels; at most {MAX_PIXELS / 1e6:.0f} megapixels are read.") from None
+    except Exception:
+        raise ValueError(f"This file cannot be read as an image. Use {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.") from None
+    with opened:
+        _check_size(*opened.size)
+        try:
+            notices = ("The file is animated; its first frame is used.",) if getattr(opened, "is_animated", False) else ()
             opened.seek(0)
             opened.load()
             upright = ImageOps.exif_transpose(opened)
-            return Picture(to_rgb(upright), notices)
-    except UnidentifiedImageError:
-        raise ValueError("This file cannot be read as an image. Use PNG, JPEG or WebP.") from None
-    except Image.DecompressionBombError:
-        raise ValueError(f"This image has too many pixels; at most {MAX_PIXELS / 1e6:.0f} megapixels are read.") from None
-    except (OSError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError, MemoryError):
-        # Pillow's decoders answer a damaged file with any of these.
-        raise ValueError("This image is damaged and cannot be decoded; save it again or choose another one.") from None
+        except Exception as error:  # Pillow's decoders answer damage with almost any of them
+            raise ValueError("This image is damaged and cannot be decoded; save it again or choose another one.") from error
+        _check_size(*upright.size)  # a file may say one size and hold another
+        return Picture(to_rgb(upright), notices)
 
 
 def _check_size(width: int, height: int) -> None:
@@ -68,19 +81,30 @@ def _check_size(width: int, height: int) -> None:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Return ``image`` as RGB: 16 bits scaled to 8, transparency laid on ``BACKGROUND``; raises ValueError for float pixels."""
-    if image.mode == "F":
-        raise ValueError("This image holds floating-point pixels; save it with 8 or 16 bits per channel.")
-    if image.mode.startswith("I"):
-        values = np.asarray(image).astype(np.int64)
-        wide = image.mode.startswith("I;16") or values.max(initial=0) > 255
-        levels = np.clip(values // 257 if wide else values, 0, 255).astype(np.uint8)
-        return Image.fromarray(levels).convert("RGB")
+    """Return ``image`` as RGB: 16 bits scaled to 8, transparency laid on ``BACKGROUND``; raises ValueError for other pixels."""
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _from_wide(image)
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         straight = image.convert("RGBA")
-        ground = Image.new("RGBA", straight.size, (*BACKGROUND, 255))
-        return Image.alpha_composite(ground, straight).convert("RGB")
-    return image.convert("RGB")
+        ground = Image.new("RGB", straight.size, BACKGROUND)
+        ground.paste(straight, mask=straight.getchannel("A"))
+        return ground
+    try:
+        return image.convert("RGB")
+    except ValueError:
+        raise ValueError(f"This image holds {image.mode} pixels, which are not read; save it as RGB.") from None
+
+
+def _from_wide(image: Image.Image) -> Image.Image:
+    """Return RGB of one channel of more than 8 bits; what is marked as transparent becomes ``BACKGROUND``."""
+    values = np.asarray(image)
+    if image.mode == "F" or values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+        raise ValueError("This image holds floating-point or 32-bit pixels; save it with 8 or 16 bits per channel.")
+    wide = image.mode.startswith("I;16") or values.max(initial=0) > 255
+    grey = Image.fromarray((values // 257 if wide else values).astype(np.uint8)).convert("RGB")
+    if isinstance(hidden := image.info.get("transparency"), int):
+        grey.paste(BACKGROUND, mask=Image.fromarray(values == hidden))
+    return grey
 
 
 def preview(image: Image.Image) -> bytes:
