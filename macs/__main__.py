@@ -10,6 +10,7 @@ COMMANDS = {
     "run": ("macs.engine.run_command", "run one picture and prompt under one policy"),
     "check": ("macs.engine.check_command", "what a model needs and what of it runs here, from its config alone"),
     "families": ("macs.engine.families_command", "the table of model families in the README"),
+    "import": ("macs.engine.import_command", "make a trace of a routing record of vLLM or SGLang"),
     "calibrate": ("macs.eval.calibrate", "find each expert's modality for a model"),
     "record": ("macs.eval.record", "record the page's examples with the embedded model"),
     "bench schedule": ("macs.eval.bench_schedule", "time the scheduler against the experts it schedules"),

@@ -18,6 +18,8 @@ import torch
 from macs.config import Policy, check_ep_size
 from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, policy_weights, schedule
 
+UNSCORED = "This trace holds expert ids without router scores, so no other policy can be scheduled from it; record a run with the workbench for that."
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -41,7 +43,7 @@ class LayerTrace:
     """One MoE layer: the router's output and the decision."""
 
     layer: int  # index of the decoder layer
-    scores_TN: np.ndarray  # float32 router scores, unbiased, before top-k normalisation
+    scores_TN: np.ndarray  # float32 router scores, unbiased, before top-k normalisation; NaN in a trace that lacks them
     expert_TK: np.ndarray  # int64 the router's choice
     weight_TK: np.ndarray  # float32 the router's weights
     entropy_T: np.ndarray  # float32 nats, of the hidden state entering this layer; NaN where not visual
@@ -105,6 +107,7 @@ class Trace:
     images: tuple[bytes, ...] = ()  # the pictures as the processor got them, PNG
     seconds: Mapping[str, float] = field(default_factory=dict)  # measured: prefill, decode, total
     about: Mapping[str, Any] = field(default_factory=dict)  # model, revision, device, dtype, backend, versions, date, source
+    lacks: tuple[str, ...] = ()  # what the record behind an imported trace did not hold: scores, weights, entropies, modality, ...
 
     @property
     def num_experts(self) -> int:
@@ -113,6 +116,11 @@ class Trace:
     @property
     def top_k(self) -> int:
         return self.layers[0].expert_TK.shape[1]
+
+    @property
+    def scored(self) -> bool:
+        """Return whether router scores were recorded, without which nothing but the number of ranks can change."""
+        return "scores" not in self.lacks
 
     @cached_property
     def grids(self) -> tuple[tuple[int, int], ...]:
@@ -136,9 +144,13 @@ class Trace:
     def reschedule(self, policy: Policy, *, ep_size: int | None = None) -> Trace:
         """Return the trace with the decisions of ``policy`` on the recorded scores; answer and times stay the run's.
 
-        Raises ValueError if ``ep_size`` does not divide the experts or the entropy source was not recorded.
+        Raises ValueError if ``ep_size`` does not divide the experts, or scores or the entropy source were not recorded.
         """
         ep_size = check_ep_size(ep_size or self.ep_size, self.num_experts)
+        if not self.scored:
+            if policy != self.policy:
+                raise ValueError(UNSCORED)
+            return replace(self, ep_size=ep_size)
         layers = tuple(self._decide(layer, policy, ep_size) for layer in self.layers)
         return replace(self, policy=policy, ep_size=ep_size, layers=layers)
 

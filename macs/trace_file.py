@@ -17,6 +17,7 @@ from macs.trace import LayerTrace, Tokens, Trace
 
 FORMAT = "macs-trace"
 VERSION = 1
+MAX_EXPERTS = 65536  # of a layer
 MAX_BYTES = 2 * 1024**3  # of arrays once unpacked: a 48-layer, 128-expert, 4k-token trace is about 0.3 GB
 _PLAIN = ("ep_size", "router_normalizes", "prompt", "answer", "kl", "calibrated")
 _LAYER_ARRAYS = ("scores_TN", "expert_TK", "weight_TK", "entropy_T", "modality_N")
@@ -35,13 +36,15 @@ def save_trace(trace: Trace, target: str | Path | BinaryIO) -> None:
         "images": len(trace.images),
         "seconds": dict(trace.seconds),
         "about": dict(trace.about),
+        "lacks": trace.lacks,
+        "experts": trace.num_experts,
     }
     arrays = {"header": np.frombuffer(json.dumps(header, ensure_ascii=True).encode(), np.uint8)}
     arrays |= {f"tokens.{name}": getattr(trace.tokens, name) for name in _TOKEN_ARRAYS}
     arrays |= {"entropy_first_T": trace.entropy_first_T, "entropy_embedding_T": trace.entropy_embedding_T}
     arrays |= {f"image{i}": np.frombuffer(data, np.uint8) for i, data in enumerate(trace.images)}
     for i, layer in enumerate(trace.layers):
-        arrays |= {f"layer{i}.{name}": getattr(layer, name) for name in _LAYER_ARRAYS}
+        arrays |= {f"layer{i}.{name}": getattr(layer, name) for name in _LAYER_ARRAYS if trace.scored or name != "scores_TN"}
         arrays |= {f"layer{i}.decision.{name}": getattr(layer.decision, name) for name in _DECISION_ARRAYS}
         arrays |= {f"layer{i}.seconds.{name}": np.asarray(value) for name, value in layer.seconds.items()}
     np.savez_compressed(target, **arrays)
@@ -67,7 +70,9 @@ def _build(header: dict[str, Any], arrays: Any) -> Trace:
     if header.get("format") != FORMAT or header.get("version") != VERSION:
         raise ValueError(f"This file is not a {FORMAT} of version {VERSION}; save it again with this version.")
     tokens = Tokens(text_T=tuple(header["text"]), **{name: arrays[f"tokens.{name}"] for name in _TOKEN_ARRAYS})
-    layers = tuple(_build_layer(i, entry, arrays) for i, entry in enumerate(header["layers"]))
+    lacks = tuple(map(str, header.get("lacks", ())))  # traces of the first releases lack nothing and do not say so
+    unscored = _no_scores(tokens, header["experts"]) if "scores" in lacks else None
+    layers = tuple(_build_layer(i, entry, arrays, unscored) for i, entry in enumerate(header["layers"]))
     trace = Trace(
         **{name: header[name] for name in _PLAIN},
         policy=policy_from_dict(header["policy"]),
@@ -78,19 +83,29 @@ def _build(header: dict[str, Any], arrays: Any) -> Trace:
         images=tuple(arrays[f"image{i}"].tobytes() for i in range(header["images"])),
         seconds=header["seconds"],
         about=header["about"],
+        lacks=lacks,
     )
     _check(trace)
     return trace
 
 
-def _build_layer(i: int, entry: dict[str, Any], arrays: Any) -> LayerTrace:
+def _build_layer(i: int, entry: dict[str, Any], arrays: Any, unscored: np.ndarray | None) -> LayerTrace:
     decision = {name: arrays[f"layer{i}.decision.{name}"] for name in _DECISION_ARRAYS}
+    scores = {} if unscored is None else {"scores_TN": unscored}
     return LayerTrace(
         layer=int(entry["layer"]),
-        **{name: arrays[f"layer{i}.{name}"] for name in _LAYER_ARRAYS},
+        **scores,
+        **{name: arrays[f"layer{i}.{name}"] for name in _LAYER_ARRAYS if name not in scores},
         decision=Assignment(visual_ratio=float(entry["visual_ratio"]), **decision),
         seconds={name: arrays[f"layer{i}.seconds.{name}"] for name in entry["seconds"]},
     )
+
+
+def _no_scores(tokens: Tokens, experts: Any) -> np.ndarray:
+    """Return [T, N] of NaN that takes no memory; raises ValueError if N is no number of experts."""
+    if not isinstance(experts, int) or not 1 <= experts <= MAX_EXPERTS:
+        raise ValueError(f"This trace names {experts!r} experts; at most {MAX_EXPERTS:,} are read.")
+    return np.broadcast_to(np.float32(np.nan), (len(tokens), experts))
 
 
 def _check(trace: Trace) -> None:

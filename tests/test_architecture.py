@@ -37,7 +37,7 @@ def part_of(path: Path) -> str:
     if parts[0] == "app":
         return "app"
     if len(parts) == 2:
-        return {"trace_file": "trace", "__init__": "root", "__main__": "root"}.get(parts[1], parts[1])
+        return {"trace_file": "trace", "trace_records": "trace", "trace_import": "trace", "__init__": "root", "__main__": "root"}.get(parts[1], parts[1])
     return parts[1]
 
 

@@ -21,7 +21,7 @@ def same(a, b) -> bool:
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return a == b
+    return a == b or (a != a and b != b)  # NaN is the same as NaN
 
 
 def saved(trace) -> bytes:

@@ -9,7 +9,7 @@ import numpy as np
 
 from macs.config import Policy, preset
 from macs.engine.base import Engine, Hooks, Progress, Request
-from macs.trace import LayerTrace, Trace
+from macs.trace import UNSCORED, LayerTrace, Trace
 from macs.trace_file import load_trace, save_trace
 
 MAX_GAMMA = 8.0  # above it no expert of a layer that anyone would serve is cut
@@ -31,9 +31,14 @@ class Comparison:
         """Return the decisions of ``policy`` and its baselines on the recorded scores, without the model.
 
         Each trace keeps the scores of its own run, so at unchanged settings the decisions are the run's own.
+        Of a trace without scores only the number of ranks can change; raises ValueError for anything else.
         """
         ep_size = ep_size or self.policy.ep_size
+        if not self.policy.scored and baseline != "token_drop":
+            raise ValueError(UNSCORED)
         new = self.policy.reschedule(policy, ep_size=ep_size)
+        if not new.scored:
+            return alone(new)
         gamma, reached = equal_time_gamma(self.same_time, new.straggler(), baseline, ep_size)
         return replace(
             self,
@@ -44,6 +49,11 @@ class Comparison:
             same_time_reached=reached,
             planned=True,
         )
+
+
+def alone(trace: Trace) -> Comparison:
+    """Return a comparison that is one trace in all places: there are no scores from which to schedule another."""
+    return Comparison(trace, trace, trace, trace, True)
 
 
 NAMES = ("vanilla", "same_gamma", "same_time", "policy")

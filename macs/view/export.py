@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Mapping
 from urllib.parse import urlencode
 
+import numpy as np
+
 from macs.config import preset
-from macs.engine.compare import NAMES, Comparison, baseline_policy
+from macs.engine.compare import NAMES, Comparison, alone, baseline_policy
 from macs.trace import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Trace
 from macs.trace_file import load_trace, save_trace
 from macs.view.settings import FIELDS, values_of
@@ -52,6 +54,8 @@ def around(trace: Trace) -> Comparison:
     def planned(policy) -> Trace:
         return replace(trace.reschedule(policy), answer="", kl=None)
 
+    if not trace.scored:
+        return alone(trace)
     base = "token_drop"
     same_gamma = planned(baseline_policy(base, trace.policy, trace.policy.gamma))
     start = Comparison(planned(preset("vanilla")), same_gamma, same_gamma, trace, True)
@@ -78,9 +82,14 @@ def _lines(trace: Trace, layer):
         row, column = tokens.position_T2[t] if tokens.visual_T[t] else ("", "")
         text = _harmless(tokens.text_T[t])
         yield (
-            *(trace.policy.preset, layer.layer, t, text, int(tokens.visual_T[t]), row, column, f"{decision.token_weight_T[t]:.6g}", slot),
-            *(origin, executed, STATUS[status], f"{layer.scores_TN[t, origin]:.6g}", f"{decision.weight_TC[t, slot]:.6g}"),
+            *(trace.policy.preset, layer.layer, t, text, int(tokens.visual_T[t]), row, column, _number(decision.token_weight_T[t]), slot),
+            *(origin, executed, STATUS[status], _number(layer.scores_TN[t, origin]), _number(decision.weight_TC[t, slot])),
         )
+
+
+def _number(value: float) -> str:
+    """Return six digits, or nothing where the trace lacks the number."""
+    return "" if np.isnan(value) else f"{value:.6g}"
 
 
 def _harmless(text: str) -> str:
@@ -100,7 +109,9 @@ def settings_json(shown: Shown) -> str:
 
 
 def script(shown: Shown) -> str:
-    """Return a Python program that runs the same request under the same policies."""
+    """Return a Python program that runs the same request under the same policies, or reads the trace that no run here made."""
+    if not shown.scored:
+        return _reading(shown.policy.ep_size)
     policy, baseline, ep_size = settings_of(shown.now)
     run = shown.run.policy
     image = 'open_image("image.png").image' if run.images else "None"
@@ -118,6 +129,15 @@ result = compare(engine, request, policy, baseline={baseline!r}, ep_size={ep_siz
 for name in ("vanilla", "same_gamma", "same_time", "policy"):
     trace = getattr(result, name)
     print(name, trace.answer, [(x.kept, x.rerouted, x.dropped, x.straggler({ep_size})) for x in trace.layers])
+"""
+
+
+def _reading(ep_size: int) -> str:
+    return f"""import macs
+
+trace = macs.load_trace("policy.npz")  # from the archive of this page
+for layer in trace.layers:
+    print(layer.layer, layer.pairs, layer.rank_tokens({ep_size}), layer.straggler({ep_size}), layer.expert_straggler())
 """
 
 

@@ -12,6 +12,8 @@ from macs.view.words import Words
 
 def render(shown: Shown, words: Words) -> str:
     """Return the three findings of the layer looked at."""
+    if not shown.scored:
+        return f'<div class="find"><div><h3>{esc(words("f_over"))}</h3><p>{overloaded(shown, words)}</p></div></div>'
     name = words.inside(shown.policy.policy.preset)
     parts = (
         (words("f_over"), overloaded(shown, words)),

@@ -97,7 +97,7 @@ def open_file(session: Session, path: str) -> tuple[Changes, bool]:
 def draw_curves(session: Session) -> Changes:
     """Compute the curves over γ if those at hand are of other settings; gives up when the settings change meanwhile."""
     content = session.shown
-    if session.curves and session.curves.fit(content):
+    if not content.scored or (session.curves and session.curves.fit(content)):
         return {}
     new = curves.curves(content, cancelled=lambda: session.shown.now is not content.now)
     with session.lock:

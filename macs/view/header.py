@@ -70,6 +70,8 @@ def status_line(shown: Shown, words: Words, status: Status = READY) -> str:
 def _resting(shown: Shown, words: Words) -> str:
     if shown.stale:
         return words("st_stale", settings=settings_text(shown.run.policy))
+    if not shown.scored:
+        return words("st_imported", source=shown.policy.about.get("source", "?"))
     if shown.source != "live":
         return words(f"st_{shown.source}")
     place = words(f"st_place_{'measured' if shown.measured else 'modelled'}", g=shown.policy.ep_size)

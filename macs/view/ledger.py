@@ -18,9 +18,10 @@ ROWS = ("vanilla", "same_gamma", "same_time", "policy")
 
 def render(shown: Shown, words: Words) -> str:
     """Return the table and the formulas under it."""
-    traces = [getattr(shown.now, row) for row in ROWS]
+    shown_rows = ROWS if shown.scored else ROWS[:1]
+    traces = [getattr(shown.now, row) for row in shown_rows]
     widest = max(int(trace.layers[shown.layer].rank_tokens(trace.ep_size).max()) for trace in traces)
-    rows = "".join(_row(row, shown, words, max(widest, 1)) for row in ROWS)
+    rows = "".join(_row(row, shown, words, max(widest, 1)) for row in shown_rows)
     return (
         f'<table class="ledger{" stale" if shown.stale else ""}"><caption class="sr">{esc(words("ledger_caption"))}</caption>'
         f"{_head(shown, words)}<tbody>{rows}</tbody></table><p class=\"fn\">{esc(words('ledger_note'))}</p>"

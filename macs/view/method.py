@@ -14,6 +14,8 @@ from macs.view.words import Words
 def render(shown: Shown, words: Words) -> str:
     """Return the steps in the order in which a layer takes them."""
     steps = (_entropy, _weight, _base, _ratio, _capacity, _admission, _overflow, _straggler, _speedup, _distance)
+    if not shown.scored:
+        steps = (_straggler,)
     rows = "".join(_step(number, step(shown, words), words) for number, step in enumerate(steps, 1))
     return f'<p class="fn">{esc(words("method_s", l=shown.number))}</p><ol class="method">{rows}</ol>'
 

@@ -21,5 +21,7 @@ def render(shown: Shown, words: Words) -> str:
     if shown.focus is None:
         return f'<div class="strip none" data-marks="{{}}"><p>{esc(words("nothing"))}</p></div>'
     kind, index = shown.focus
+    if kind == "token" and not shown.scored:
+        return f'<div class="strip none" data-marks="{{}}"><p>{esc(words("unscored_token"))}</p></div>'
     left, right, marks = KINDS[kind](index, shown, words)
     return f'<div class="strip" data-marks="{esc(json.dumps(marks))}"><div class="who">{left}</div><div class="more-of-it">{right}</div></div>'

@@ -9,6 +9,7 @@ from macs.config import Policy
 from macs.view import export_panel, findings, gantt, header, heat, layers, ledger, maps, method, picker, picture, queues, selection, tokens, trade
 from macs.view.curves import Curves
 from macs.view.header import READY, Status
+from macs.view.markup import esc, heading
 from macs.view.shown import Shown
 from macs.view.words import LANGUAGES, Words
 
@@ -29,6 +30,7 @@ REGIONS: dict[str, Callable[[Shown, Words], str]] = {
     "export": export_panel.render,
     "method": method.render,
 }
+NEED_SCORES = {"weights": "weights_t", "losses": "lost_t"}  # regions that show nothing without scores, and their titles
 STATUS_REGIONS: dict[str, Callable[[Shown, Words, Status], str]] = {"header": header.header, "status": header.status_line}
 ALL = (*STATUS_REGIONS, *REGIONS, "trade")
 
@@ -86,6 +88,13 @@ class Session:
 
 def render(shown: Shown, words: Words, status: Status = READY, curves: Curves | None = None) -> dict[str, str]:
     """Return every region's markup."""
-    regions = {name: view(shown, words) for name, view in REGIONS.items()}
+    regions = {name: _region(name, shown, words) for name in REGIONS}
     regions |= {name: view(shown, words, status) for name, view in STATUS_REGIONS.items()}
-    return regions | {"trade": trade.render(shown, words, curves if curves and curves.fit(shown) else None)}
+    regions["trade"] = trade.render(shown, words, curves if curves and curves.fit(shown) else None) if shown.scored else ""
+    return regions
+
+
+def _region(name: str, shown: Shown, words: Words) -> str:
+    if name in NEED_SCORES and not shown.scored:
+        return heading(words(NEED_SCORES[name], l=shown.number)) + f'<div class="map empty">{esc(words("unscored_map"))}</div>'
+    return REGIONS[name](shown, words)

@@ -13,6 +13,7 @@ from macs.trace import DROPPED, KEPT, REROUTED, LayerTrace, Trace
 from macs.view.picture import Picture, pictures
 
 SAME = 0.05  # relative difference of straggler factors up to which two runs take the same time; one pair more can be 3 %
+BASELINE = "token_drop"  # what the controls show where no baseline could be scheduled
 BASELINES = ("same_time", "same_gamma")  # the baseline row that maps and queues show beside the policy
 
 
@@ -49,6 +50,11 @@ class Shown:
     def number(self) -> int:
         """Return the decoder layer's index, which is not its position where some layers are dense."""
         return self.policy.layers[self.layer].layer
+
+    @property
+    def scored(self) -> bool:
+        """Return whether router scores are there; without them the run alone is shown."""
+        return self.policy.scored
 
     @property
     def same_time(self) -> str:
@@ -101,11 +107,14 @@ def placed(shown: Shown, ep_size: int) -> Shown:
 
 def settings_of(comparison: Comparison) -> tuple[Policy, str, int]:
     """Return the policy, the baseline's preset and the number of ranks of a comparison."""
-    return comparison.policy.policy, comparison.same_time.policy.preset, comparison.policy.ep_size
+    baseline = comparison.same_time.policy.preset if comparison.policy.scored else BASELINE
+    return comparison.policy.policy, baseline, comparison.policy.ep_size
 
 
 def heaviest_loser(shown: Shown) -> tuple[str, int] | None:
     """Return the focus on the heaviest token that lost a pair, else that had one moved, else the heaviest patch."""
+    if not shown.scored:
+        return None
     layer, visual_T = shown.policy.layers[shown.layer], shown.policy.tokens.visual_T
     status_TC, weight_T = layer.decision.status_TC, layer.decision.token_weight_T
     for status in (DROPPED, REROUTED, KEPT):
