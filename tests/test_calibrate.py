@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
+from macs import model as model_package
 from macs.__main__ import main
 from macs.config import preset
+from macs.engine.base import CALIBRATION_SET
 from macs.eval.calibrate import Example, calibrate, drawn_examples, read_examples
 from macs.model import apply, encode, load, read_calibration
 from macs.model import calibration as files
@@ -154,3 +156,49 @@ def test_a_set_that_cannot_be_used_ends_with_one_sentence(loaded, tmp_path, cach
         (tmp_path / "examples.json").write_text(content)
     assert main(["calibrate", "--model", str(loaded.folder), "--examples", str(tmp_path), *arguments]) == 2
     assert said in capsys.readouterr().err and files.find_calibration(loaded.folder) is None
+
+
+def test_a_changed_model_is_calibrated_again_wherever_it_changed(tmp_path, monkeypatch):
+    """Size and samples tell: a byte of a small file anywhere near a sample, one of 64 stretches of a large one, the config, the hub's commit."""
+    monkeypatch.setattr(files, "_SAMPLE", 8)
+    monkeypatch.setattr(files, "_LARGE", 1000)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(bytes(24))
+    (tmp_path / "large.safetensors").write_bytes(bytes(64 * 30))
+    known = files.model_identity(tmp_path)
+    for name, place in [("config.json", 1), ("model.safetensors", 0), ("model.safetensors", 13), ("model.safetensors", 23), *(("large.safetensors", i * (64 * 30 - 8) // 63) for i in range(64))]:
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[:place] + b"x" + whole[place + 1 :])
+        assert files.model_identity(tmp_path) != known, (name, place)
+        (tmp_path / name).write_bytes(whole)
+    assert files.model_identity(tmp_path) == known
+    snapshots = [tmp_path / "snapshots" / revision for revision in ("aaa", "bbb")]
+    for folder in snapshots:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    assert len({files.model_identity(folder) for folder in snapshots}) == 2
+
+
+def test_the_set_that_ships_has_both_modalities_and_two_languages():
+    shipped = read_examples(CALIBRATION_SET)
+    assert len(shipped) == 16 and sum(example.picture() is not None for example in shipped) == 10
+    assert any("一" <= character <= "鿿" for example in shipped for character in example.prompt)
+    assert len({example.prompt for example in shipped}) == 16
+
+
+def test_the_command_takes_the_loading_flags_and_says_how_far_it_is(loaded, examples, cache, capsys, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(model_package, "load", lambda name, **options: given.append(options) or loaded)
+    arguments = ["--examples", str(examples), "--out", str(tmp_path / "out.json"), "--dtype", "float32", "--device-map", "auto", "--trust-remote-code", "--device", "cpu"]
+    assert main(["calibrate", "--model", str(loaded.folder), *arguments]) == 0
+    assert given == [{"dtype": "float32", "device_map": "auto", "trust_remote_code": True, "device": "cpu"}]
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["1/3", "2/3", "3/3"]
+    assert main(["calibrate", "--model", str(loaded.folder), *arguments[:4]]) == 0
+    assert given[1] == {"dtype": "auto", "device_map": None, "trust_remote_code": False, "device": "cuda" if torch.cuda.is_available() else "cpu"}
+
+
+def test_code_of_a_model_is_not_run_by_calibrating_it(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own_moe", "auto_map": {"AutoConfig": "own.OwnConfig"}}))
+    (tmp_path / "own.py").write_text("raise SystemExit('the code ran')")
+    assert main(["calibrate", "--model", str(tmp_path)]) == 2
+    assert "not run without --trust-remote-code" in capsys.readouterr().err

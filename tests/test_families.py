@@ -14,6 +14,7 @@ from macs.engine.base import Request
 from macs.engine.launch import RankGroup
 from macs.engine.local import LocalEngine
 from macs.engine.ranks import RanksEngine
+from macs.eval.calibrate import Example, calibrate
 from macs.model import apply, encode, load
 from macs.model.anatomy import dissect
 from macs.model.families import FAMILIES
@@ -178,6 +179,14 @@ def test_a_run_on_the_page_shows_each_view_of_the_picture_or_says_that_there_is_
     for notice in made.loaded.notices:
         assert Words("zh").sentence(notice) != notice
     engine.close()
+
+
+def test_every_layer_is_calibrated(made):
+    pictures = [Example("What is it?", drawn=tiny.picture(*SIZE)), Example("Only words")]
+    found = calibrate(made.loaded, pictures, 0.2)
+    visual = int((made.batch["input_ids"] == tiny.IMAGE).sum())
+    assert tuple(found.groups) == made.is_.layers
+    assert all(sum(pairs) == visual * tiny.TOP_K for pairs in found.visual_pairs.values())
 
 
 # --- the vision tower sees what a cell covers

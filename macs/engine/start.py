@@ -18,12 +18,23 @@ FOR_RANKS = "use auto, 1, or a number that divides the model's experts"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags that choose an engine; ``chosen`` reads them."""
     parser.add_argument("--ranks", default="auto", help="processes over which the experts are split: a number, or auto (all GPUs if there are two or more, else one process)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
+    add_loading_flags(parser)
     parser.add_argument("--exchange", choices=("all_reduce", "all_to_all"), default="all_reduce", help="how ranks share tokens")
+    parser.add_argument("--rank-timeout", type=float, default=30.0, metavar="SECONDS", help="after which a rank that does not move is given up")
+
+
+def add_loading_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say how one process loads a model; ``loading`` reads them."""
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda if there is one")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as the checkpoint says)")
     parser.add_argument("--device-map", choices=DEVICE_MAPS, help="lay one process's model over all devices, as accelerate does")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the model; only for a model you trust")
-    parser.add_argument("--rank-timeout", type=float, default=30.0, metavar="SECONDS", help="after which a rank that does not move is given up")
+
+
+def loading(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of ``macs.model.load`` that the flags of ``add_loading_flags`` give; raises ValueError without the device."""
+    names = ("dtype", "device_map", "trust_remote_code")
+    return {name: getattr(args, name) for name in names} | {"device": _device(args.device)[0]}
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
@@ -53,14 +64,9 @@ def start(
     after which a rank that does not move is given up. ``trust_remote_code`` runs code that comes with the model.
     Raises ValueError with one sentence before anything starts.
     """
-    import torch
-
     from macs.engine.joined import launched
 
-    gpus = 0 if device == "cpu" else torch.cuda.device_count()
-    if device not in (None, "cpu", "cuda") or (device == "cuda" and not gpus):
-        raise ValueError(f"device is {device!r}; use cpu{', or cuda' if gpus else ': this machine has no GPU'}.")
-    device = "cuda" if gpus else "cpu"
+    device, gpus = _device(device)
     joined = launched()
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     count = 1 if ranks == "auto" and device_map and not joined else _count(ranks, joined, model, gpus, trust_remote_code)
@@ -75,6 +81,16 @@ def start(
     if device == "cuda" and count > gpus and not joined:
         raise ValueError(f"{count} ranks need {count} GPUs and this machine has {gpus}; use fewer ranks, or the CPU.")
     return _split(model, count, bool(joined), device, rank_timeout, exchange=exchange, **options)
+
+
+def _device(device: str | None) -> tuple[str, int]:
+    """Return the kind of device and how many GPUs there are of it; raises ValueError if it is not here."""
+    import torch
+
+    gpus = 0 if device == "cpu" else torch.cuda.device_count()
+    if device not in (None, "cpu", "cuda") or (device == "cuda" and not gpus):
+        raise ValueError(f"device is {device!r}; use cpu{', or cuda' if gpus else ': this machine has no GPU'}.")
+    return "cuda" if gpus else "cpu", gpus
 
 
 def _split(model: str, count: int, joined: bool, device: str, rank_timeout: float, **options: Any) -> Engine:

@@ -14,8 +14,9 @@ import numpy as np
 from PIL.Image import Image
 
 from macs.config import checked_number
-from macs.engine.base import DEMO_MODEL, EXAMPLES
+from macs.engine.base import CALIBRATION_SET, DEMO_MODEL
 from macs.engine.intake import open_image
+from macs.engine.start import add_loading_flags, loading
 from macs.trace import Trace
 
 
@@ -38,10 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--examples",
         type=Path,
-        default=EXAMPLES,
-        help="a JSON list or JSON lines of {prompt, file}, file relative to it, or a folder with examples.json or .jsonl in it",
+        default=CALIBRATION_SET,
+        help="a JSON list or JSON lines of {prompt, file}, file relative to it, or a folder with examples.json or .jsonl in it (default: 16 that ship)",
     )
     parser.add_argument("--scenes", type=int, metavar="N", help="for the embedded model: N drawn scenes and questions of its own world instead")
+    add_loading_flags(parser)
     parser.add_argument("--margin", type=float, default=0.2, help="how far from 0.5 a preference must be (0 to 0.5)")
     parser.add_argument("--out", type=Path, help="write here (default: beside the model, or the user's cache)")
 
@@ -53,8 +55,14 @@ def main(args: argparse.Namespace) -> int:
     from macs.model import load  # after the checks: loading a model takes seconds
     from macs.model.calibration import calibration_path, write_calibration
 
-    loaded = load(args.model)
-    calibration = calibrate(loaded, examples, args.margin, progress=_report)
+    loaded = load(args.model, **loading(args))
+    total = args.scenes or len(examples)
+
+    def report(number: int, example: Example) -> None:
+        line = f"{number}/{total}: {example.prompt[:60]!r:<64}"
+        print(f"\r{line}" if sys.stderr.isatty() else line, end="" if sys.stderr.isatty() else "\n", file=sys.stderr, flush=True)
+
+    calibration = calibrate(loaded, examples, args.margin, progress=report)
     path = args.out or calibration_path(loaded.folder, calibration.identity)
     write_calibration(calibration, path)
     print(table(calibration))
@@ -153,7 +161,3 @@ def table(calibration: Any) -> str:
         marks = "".join({1: "v", -1: "t", 0: "."}[m] for m in groups)
         lines.append(f"{layer:>5} {groups.count(1):>6} {groups.count(-1):>6} {groups.count(0):>6}  {marks}")
     return "\n".join(lines)
-
-
-def _report(number: int, example: Example) -> None:
-    print(f"\r{number}: {example.prompt[:60]!r:<64}", end="\n" if not sys.stderr.isatty() else "", file=sys.stderr, flush=True)

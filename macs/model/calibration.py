@@ -20,7 +20,8 @@ from macs.model.anatomy import Anatomy
 
 FILE = "macs_calibration.json"
 FORMAT = "macs-calibration-1"
-_SAMPLE = 64 * 1024  # bytes read at three places of each weight file
+_SAMPLE = 64 * 1024  # bytes read at three places of each weight file, at 64 of a large one
+_LARGE = 10**8
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,25 @@ class Calibration:
 
 
 def model_identity(folder: str | Path) -> str:
-    """Return a digest of a folder's config and weight files: names, sizes, and three samples of each file."""
+    """Return a digest of a folder's config and weight files: names, sizes and samples of each, and the revision of a hub snapshot."""
     digest = hashlib.sha256()
+    if "snapshots" in Path(folder).parts:
+        digest.update(f"{Path(folder).name}\n".encode())  # the hub's commit
     for path in sorted(Path(folder).iterdir()):
         if path.suffix not in (".safetensors", ".bin") and path.name != "config.json":
             continue
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:
-            for start in (0, size // 2, max(size - _SAMPLE, 0)):
+            for start in _places(size):
                 file.seek(start)
                 digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
+
+
+def _places(size: int) -> list[int]:
+    """Return where samples of a file begin; a large one holds many tensors, of which one may be new."""
+    return [0, size // 2, max(size - _SAMPLE, 0)] if size < _LARGE else [i * (size - _SAMPLE) // 63 for i in range(64)]
 
 
 def calibration_path(folder: str | Path, identity: str) -> Path:
