@@ -70,8 +70,8 @@ class Policy:
 
     @property
     def preset(self) -> str:
-        """Name of the preset or control with the same load, capacity, overflow, priority and entropy order, or ``"custom"``."""
-        for name, settings in (PRESETS | CONTROLS).items():
+        """Name in ``NAMED`` with the same load, capacity, overflow, priority and entropy order, or ``"custom"``."""
+        for name, settings in NAMED.items():
             if all(getattr(self, axis) == value for axis, value in ({"entropy_order": "own"} | settings).items()):
                 return name
         return "custom"
@@ -93,21 +93,26 @@ PRESETS: dict[str, dict[str, str]] = {
     "macs_no_reroute": _axes("entropy", "modality", "drop", "weighted_score"),
     "macs": _axes("entropy", "modality", "reroute", "weighted_score"),
 }
+# MACS without one of its parts; ``macs_no_reroute`` is the third of them, as the paper's table has it.
+ABLATIONS: dict[str, dict[str, str]] = {
+    "macs_no_entropy": PRESETS["macs"] | {"load": "tokens"},
+    "macs_static": PRESETS["macs"] | {"capacity": "static"},
+}
 # What a policy must beat before its idea can be thanked for the result. All are seeded and as exact as the presets.
 CONTROLS: dict[str, dict[str, str]] = {
     "random_drop": _axes("tokens", "static", "drop", "random"),  # token drop's capacities; who is admitted is drawn by lot
     "lowest_weight_drop": _axes("tokens", "static", "drop", "weight"),  # the same; the lowest routing weights are dropped
     "macs_shuffled": PRESETS["macs"] | {"entropy_order": "shuffled"},  # the same w in each image, on the wrong tokens
 }
+NAMED = PRESETS | ABLATIONS | CONTROLS
 
 
 def preset(name: str, **changes: Any) -> Policy:
-    """Return the named preset or control with ``changes`` put in; raises ValueError on an unknown name, field or value."""
-    named = PRESETS | CONTROLS
-    if name not in named:
-        raise ValueError(f"policy is {name!r}; use one of {', '.join(named)}.")
+    """Return the policy of this name in ``NAMED`` with ``changes`` put in; raises ValueError on an unknown name, field or value."""
+    if name not in NAMED:
+        raise ValueError(f"policy is {name!r}; use one of {', '.join(NAMED)}.")
     _reject_unknown(changes)
-    return Policy(**{**named[name], **changes})
+    return Policy(**{**NAMED[name], **changes})
 
 
 def policy_from_dict(values: Mapping[str, Any]) -> Policy:

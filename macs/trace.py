@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from macs.config import Policy, check_ep_size
-from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, policy_weights, schedule
+from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, policy_weights, priorities, schedule
 
 UNSCORED = "This trace holds expert ids without router scores, so no other policy can be scheduled from it; record a run with the workbench for that."
 
@@ -77,6 +77,15 @@ class LayerTrace:
     def straggler(self, ep_size: int) -> float:
         """Return max over ranks of tokens executed ÷ mean over ranks of tokens vanilla routes (eq. 2, per rank)."""
         return float(self.rank_tokens(ep_size).max() / max(self.pairs / ep_size, 1e-12))
+
+    def priority(self, policy: Policy) -> np.ndarray:
+        """Return who is admitted first [T, K] (§3.4): of one expert's pairs the higher; ties by token, then slot."""
+        top_k = self.expert_TK.shape[1]
+        empty_TC = np.zeros(self.decision.status_TC.shape)  # extra candidates have places too, on which lots depend
+        score_TC, weight_TC = empty_TC.copy(), empty_TC
+        score_TC[:, :top_k] = np.take_along_axis(self.scores_TN, self.expert_TK, 1)
+        weight_TC[:, :top_k] = self.weight_TK
+        return priorities(*map(torch.from_numpy, (score_TC, weight_TC, self.decision.token_weight_T)), policy).numpy()[:, :top_k]
 
     def expert_straggler(self) -> float:
         """Return the same ratio with experts in the place of ranks (eq. 2 as the paper counts)."""

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from macs.config import CHOICES, PRESETS, RANGES, Policy, check_ep_size, checked_number, policy_from_dict, preset
+from macs.config import ABLATIONS, CHOICES, PRESETS, RANGES, Policy, check_ep_size, checked_number, policy_from_dict, preset
 
 AXES = ("load", "capacity", "overflow", "priority")
 
@@ -28,13 +28,14 @@ def test_presets_are_those_of_the_papers(name: str, axes: tuple) -> None:
     assert set(PRESETS) == {"vanilla", "token_drop", "expanded_drop", "macs_no_reroute", "macs"}
 
 
-def test_any_ablation_is_a_policy_and_has_no_preset_name() -> None:
+def test_any_ablation_is_a_policy() -> None:
     for load in CHOICES["load"]:
         for capacity in CHOICES["capacity"]:
             for overflow in CHOICES["overflow"]:
                 policy = preset("macs", load=load, capacity=capacity, overflow=overflow)
-                assert policy.preset in (*PRESETS, "custom")
-    assert preset("macs", load="tokens").preset == "custom"
+                assert policy.preset in (*PRESETS, *ABLATIONS, "custom")
+    assert preset("macs", load="tokens").preset == "macs_no_entropy" and preset("macs", capacity="static").preset == "macs_static"
+    assert preset("macs", load="tokens", capacity="static").preset == "custom"
 
 
 def test_a_policy_cannot_be_changed_and_copies_are_checked() -> None:

@@ -1,88 +1,46 @@
 """The page in a real browser, on the embedded model: what it says is what the library computes for the same input."""
 
-import json
-import os
 import re
 import time
-from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from macs.config import preset
 from macs.engine.base import Hooks, Request
-from macs.engine.compare import NAMES, compare, save_comparison
+from macs.engine.compare import NAMES, compare
 from macs.engine.intake import open_image
-from macs.engine.local import LocalEngine
 from macs.trace import DROPPED
 from macs.view import reading
-from macs.view.examples import find_examples
-from macs.view.page import build_page, launch_options
+from tests.browser import PHOTO, SIZES, go_to_layer, pressed_layer, recorded, served, set_gamma, upload
 
-ROOT = Path(__file__).parents[1]
-PHOTO = Path(__file__).parent / "data" / "cat.jpg"  # "Chelsea", CC0 by Stefan van der Walt, from scikit-image
 PROMPT = "Is the cat awake?"
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"]
-expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
 
 
 @pytest.fixture(scope="module")
-def engine():
-    engine = LocalEngine(str(ROOT / "assets" / "demo_model"))
-    yield engine
-    engine.close()
+def engine(demo):
+    return demo
 
 
 @pytest.fixture(scope="module")
 def examples(engine, tmp_path_factory):
     """Two recorded examples, a drawing and a text-only run, made here so that the test knows what they hold."""
-    folder = tmp_path_factory.mktemp("examples")
     drawing = Image.new("RGB", (160, 160), "white")
     ImageDraw.Draw(drawing).ellipse((40, 40, 100, 100), fill="red")
-    drawing.save(folder / "circle.png")
     runs = {"circle": ("How many circles?", drawing), "words": ("Say hello.", None)}
-    for name, (prompt, image) in runs.items():
-        save_comparison(compare(engine, Request(prompt, image, 8), preset("macs", gamma=0.6)), folder / name)
-    listing = [{"file": "circle.png", "prompt": "How many circles?"}, {"family": "words", "prompt": "Say hello."}]
-    (folder / "examples.json").write_text(json.dumps(listing))
-    return find_examples(folder)
+    return recorded(engine, tmp_path_factory.mktemp("examples"), runs, length=8)
 
 
 @pytest.fixture(scope="module")
 def address(engine, examples):
-    page = build_page(engine, examples)
-    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1", **launch_options())
-    yield url
-    page.close()
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+    with served(engine, examples) as url:
+        yield url
 
 
 @pytest.fixture
-def page(chromium, address):
-    context = chromium.new_context(viewport={"width": 1400, "height": 900}, locale="en-GB")
-    page = context.new_page()
-    errors: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(address)
-    expect(page.locator("#ledger table")).to_be_visible()
-    page.wait_for_function("document.querySelector('.ring') || document.querySelector('.sel')")  # the script runs
-    yield page
-    context.close()
-    assert not errors
-
-
-def upload(page: Page, file: Path) -> None:
-    page.locator("#upload input[type=file]").set_input_files(file)
-    expect(page.locator("#upload img")).to_have_attribute("src", re.compile(f"{file.name}$"))
+def page(visit):
+    return visit()
 
 
 def ledger_cell(page: Page, row: str, column: str) -> str:
@@ -106,17 +64,6 @@ def assert_shows(page: Page, comparison, layer: int) -> None:
         for expert in range(trace.num_experts):
             label = page.locator(f'.ex[data-expert="{expert}"]').get_attribute("aria-label")
             assert f"{name} is routed {queue.routed_N[expert]}, keeps {queue.kept_N[expert]}, takes in {queue.taken_N[expert]}, reroutes {queue.away_N[expert]}, drops {queue.dropped_N[expert]}," in label
-
-
-def set_gamma(page: Page, value: float) -> None:
-    box = page.locator("#set-gamma input[type=number]")
-    box.fill(f"{value:g}")
-    box.press("Tab")
-    expect(page.locator('tr[data-row="policy"] th small')).to_contain_text(f"γ {value:.2f}")
-
-
-def pressed_layer(page: Page) -> int:
-    return int(page.locator('.ly[aria-pressed="true"]').get_attribute("data-value"))
 
 
 def test_a_recorded_example_is_on_the_screen_before_anything_is_pressed(page, examples):
@@ -163,8 +110,7 @@ def test_a_photograph_and_a_prompt_run_and_the_page_agrees_with_the_library(page
 def test_another_layer_and_the_other_baseline(page, examples):
     recorded = examples[0].load()
     other = (pressed_layer(page) + 1) % len(recorded.policy.layers)
-    page.locator(f'.ly[data-value="{other}"]').click()
-    expect(page.locator(f'.ly[data-value="{other}"]')).to_have_attribute("aria-pressed", "true")
+    go_to_layer(page, other)
     assert_shows(page, recorded, other)
     page.locator("#beside label", has_text="same γ").click()
     expect(page.locator("#queues .rt").first).to_contain_text("γ 0.60")
@@ -175,7 +121,7 @@ def test_another_layer_and_the_other_baseline(page, examples):
 
 def test_settings_change_the_plan(page, examples):
     recorded = examples[0].load()
-    page.locator("[data-opens=settings]").click()
+    page.locator(".more").click()
     page.locator("#set-overflow label", has_text="drop").nth(0).click()
     expect(page.locator('tr[data-row="policy"] th b')).to_have_text("MACS, no reroute")
     planned = recorded.plan(preset("macs_no_reroute", gamma=0.6))
@@ -263,10 +209,8 @@ def test_examples_can_be_opened(page, examples):
     assert_shows(page, examples[1].load(), pressed_layer(page))
 
 
-def test_chinese_dark_and_phone(chromium, address):
-    context = chromium.new_context(viewport={"width": 390, "height": 844}, locale="zh-CN", color_scheme="dark")
-    page = context.new_page()
-    page.goto(address)
+def test_chinese_dark_and_phone(visit):
+    page = visit(viewport=SIZES["phone"], locale="zh-CN", color_scheme="dark")
     expect(page.locator("h1")).to_have_text("MACS 工作台")
     assert page.evaluate("document.documentElement.lang") == "zh-Hans"
     expect(page.locator("#run")).to_have_text("运行")
@@ -277,4 +221,3 @@ def test_chinese_dark_and_phone(chromium, address):
     expect(page.locator("#run")).to_have_text("Run")
     page.locator("[data-theme-switch]").click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    context.close()

@@ -11,17 +11,17 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from macs.config import preset
 from macs.engine.base import Request
 from macs.engine.compare import compare, save_comparison
 from macs.engine.local import LocalEngine
+from tests.browser import SIZES
 from tests.processes import children, gone
 
 ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "assets" / "demo_model"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update"]
 
 
 @pytest.fixture(scope="module")
@@ -54,25 +54,23 @@ def app(examples):
     process.wait()
 
 
-def test_the_page_shows_the_time_of_each_rank(app):
+def test_the_page_shows_the_time_of_each_rank(app, chromium):
     process, address = app
     pids = children(process.pid)
     assert len(pids) >= 2
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=os.environ.get("CHROMIUM", "/usr/bin/chromium"), args=FLAGS)
-        page = browser.new_context(viewport={"width": 1400, "height": 900}, locale="en-GB").new_page()
-        page.goto(address)
-        expect(page.locator("#ledger table")).to_be_visible(timeout=90_000)
-        page.locator("#prompt textarea").fill("How many circles are there, and what colour is each of them?")
-        page.locator("#run").click()
-        expect(page.locator(".badge")).to_contain_text("measured", timeout=120_000)
-        expect(page.locator("#status")).to_contain_text("on 2 ranks, times measured")
-        figure = page.locator("svg", has_text="milliseconds in the experts")
-        text = figure.text_content()
-        assert len(re.findall(r"\d[\d.]* ms", text)) >= 3  # vanilla, the baseline and MACS, in one run
-        layers = json.loads((MODEL / "config.json").read_text())["text_config"]["num_hidden_layers"]
-        assert figure.locator("rect.gs").count() == 3 * layers  # the slowest rank of each layer is marked
-        browser.close()
+    page = chromium.new_context(viewport=SIZES["desktop"], locale="en-GB").new_page()
+    page.goto(address)
+    expect(page.locator("#ledger table")).to_be_visible(timeout=90_000)
+    page.locator("#prompt textarea").fill("How many circles are there, and what colour is each of them?")
+    page.locator("#run").click()
+    expect(page.locator(".badge")).to_contain_text("measured", timeout=120_000)
+    expect(page.locator("#status")).to_contain_text("on 2 ranks, times measured")
+    figure = page.locator("svg", has_text="milliseconds in the experts")
+    text = figure.text_content()
+    assert len(re.findall(r"\d[\d.]* ms", text)) >= 3  # vanilla, the baseline and MACS, in one run
+    layers = json.loads((MODEL / "config.json").read_text())["text_config"]["num_hidden_layers"]
+    assert figure.locator("rect.gs").count() == 3 * layers  # the slowest rank of each layer is marked
+    page.context.close()
     process.terminate()
     process.wait(timeout=30)
     assert gone(pids)

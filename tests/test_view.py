@@ -18,7 +18,7 @@ from macs.engine.base import Request
 from macs.engine.compare import NAMES, Comparison, compare
 from macs.trace import DROPPED, KEPT, REROUTED
 from macs.trace_file import save_trace
-from macs.view import curves, export, findings, gantt, heat, layers, ledger, maps, method, picker, queues, reading, selection, session, settings, shown, tokens, trade
+from macs.view import curves, difference, export, findings, gantt, heat, layers, ledger, maps, method, picker, queues, reading, selection, session, settings, shown, tokens, trade
 from macs.view.markup import esc
 from macs.view.picture import pictures
 from macs.view.words import LANGUAGES, Words, best_language, table
@@ -213,14 +213,25 @@ def test_queue_columns_say_their_numbers(any_policy):
 
 
 def test_heat_is_load_over_capacity(content):
-    ratio_LN, turned_LN = heat.ratios(content.policy)
     markup = heat.render(content, EN).split("<h3>MACS</h3>")[1]
-    cells = [e for e in read(markup) if "data-cell-expert" in e.attrs]
-    assert len(cells) == ratio_LN.size
-    for e, ratio, turned in zip(cells, ratio_LN.flatten(), turned_LN.flatten()):
-        assert e.has("ho") == (ratio > 1 + 1e-6)
-        assert f"load {ratio:.2f}× capacity, {turned} pairs turned away" in e.text  # its tooltip
-    assert [e.text for e in read(markup) if e.has("hv")] == [str(n) for n in turned_LN.flatten() if n]
+    numbers = []
+    for kind, cells in zip(("expert", "rank"), heat.read(content.policy)):
+        drawn = [e for e in read(markup) if f"data-cell-{kind}" in e.attrs]
+        assert len(drawn) == cells.ratio_LX.size
+        for e, ratio, turned in zip(drawn, cells.ratio_LX.flatten(), cells.turned_LX.flatten()):
+            assert e.has("ho") == (ratio > 1 + 1e-6)
+            assert f"load {ratio:.2f}× " in e.text and f"{turned} pairs turned away" in e.text  # its tooltip
+        numbers.append([str(n) for n in cells.turned_LX.flatten() if n])
+    assert [e.text for e in read(markup) if e.has("hv")] == sum(numbers, [])
+
+
+def test_a_rank_is_loaded_with_what_it_was_asked_once(content):
+    """Rerouting stays on the rank: its load is what the router asked of its experts, over the sum of their capacities."""
+    ranks = heat.read(content.policy)[1]
+    for layer, ratio_G, turned_G in zip(content.policy.layers, ranks.ratio_LX, ranks.turned_LX):
+        asked_G, capacity_G = (x.reshape(4, 4).sum(1) for x in (layer.decision.effective_before_N, layer.decision.capacity_N))
+        assert ratio_G == pytest.approx(asked_G / capacity_G, abs=1e-5)
+        assert turned_G.sum() == layer.rerouted + layer.dropped
 
 
 def test_picker_has_a_button_per_layer(content):
@@ -354,7 +365,7 @@ def test_both_languages_have_every_text_with_the_same_values():
 
 def test_every_text_is_used_and_every_key_used_exists():
     source = "".join(p.read_text() for p in (Path(session.__file__).parent).glob("*.py"))
-    built = re.compile("^(p|in|c|bd|st|row|cost|err|phase|set|m)_")  # keys put together in code
+    built = re.compile("^(p|in|c|bd|st|row|cost|err|phase|set|m|heat)_")  # keys put together in code
     unused = [key for key in table() if f'"{key}"' not in source and f"'{key}'" not in source and not built.match(key)]
     assert not unused
     assert not [key for key in re.findall(r"""words(?:\.html)?\(["'](\w+)["']""", source) if key not in table()]
@@ -375,13 +386,60 @@ def test_controls_and_policy_are_the_same_thing():
     policy = preset("macs", gamma=0.8, delta=2.0, rho=0.3, capacity_basis="effective", entropy_source="layer", min_affinity=0.5)
     values = settings.values_of(policy, "token_drop", 4)
     assert settings.policy_of(values) == policy and values["preset"] == "macs"
-    assert {f.name for f in settings.FIELDS} - set(settings.OUTSIDE) == set(Policy.__dataclass_fields__) - set(settings.FOR_STUDIES)
+    assert {f.name for f in settings.FIELDS} - set(settings.OUTSIDE) == set(Policy.__dataclass_fields__)
     for field in settings.FIELDS:
         assert EN(field.word) and ZH(field.word)
         if field.name not in ("delta", "gamma"):
             assert EN(f"{field.word}_i") and ZH(f"{field.word}_i")
         for words in (EN, ZH):
             field.choices(words)
+
+
+# ---- two policies side by side
+
+
+def test_any_two_policies_stand_side_by_side_on_one_scale(content):
+    for own, base in (("random_drop", "macs"), ("macs_static", "macs_no_entropy"), ("macs_shuffled", "vanilla"), ("expanded_drop", "lowest_weight_drop")):
+        values = settings.values_of(preset(own, gamma=0.6), base, 4)
+        planned = shown.plan(content, settings.policy_of(values), base, 4)
+        assert (planned.policy.policy.preset, planned.base.policy.preset) == (own, base)
+        for words in (EN, ZH):
+            for markup in session.render(planned, words).values():
+                read(markup)
+            assert esc(words.policy(own)) in ledger.render(planned, words) and esc(words.policy(base)) in ledger.render(planned, words)
+
+
+def test_a_baseline_takes_every_setting_that_its_name_leaves_open(content):
+    policy = preset("macs", gamma=0.7, delta=2.0, rho=1.0, capacity_basis="effective", seed=3)
+    planned = shown.plan(content, policy, "macs_shuffled", 4)
+    assert planned.now.same_gamma.policy == preset("macs_shuffled", gamma=0.7, delta=2.0, rho=1.0, capacity_basis="effective", seed=3)
+    assert shown.plan(content, policy, "token_drop", 4).now.same_gamma.policy.capacity_basis == "tokens"
+
+
+def test_pairs_of_both_runs_are_matched_by_token_and_expert(content):
+    """Two runs with other routers: only pairs that both made can change fate, wherever their slots are."""
+    other = compare(FakeEngine(), Request("Another prompt here", Image.open(PHOTO)), preset("macs", gamma=0.6)).same_time
+    mixed = replace(content, now=replace(content.now, same_time=other))
+    a, b = other.layers[content.layer], content.layers[2]
+
+    def ends(layer):
+        return {(t, int(e)): int(s) for t in range(len(layer.expert_TK)) for e, s in zip(layer.expert_TK[t], layer.decision.status_TC[t])}
+
+    base, own = ends(a), ends(b)
+    both = base.keys() & own.keys()
+    pairs = difference.changed(mixed)
+    assert len(pairs.token_P) == len(both) < len(base) and pairs.base_alone == len(base) - len(both)
+    assert pairs.table.tolist() == [[sum((base[p], own[p]) == (x, y) for p in both) for y in difference.FATES] for x in difference.FATES]
+    assert f"{pairs.base_alone} more pairs" in difference.render(mixed, EN)
+
+
+@pytest.mark.parametrize("name", ["random_drop", "lowest_weight_drop"])
+def test_a_queue_stands_in_the_order_in_which_a_control_admits(name):
+    trace = made_trace(preset(name, gamma=0.6))
+    for layer in trace.layers:
+        read_pairs = reading.pairs(layer, trace.policy)
+        fits_P = read_pairs.running_P <= layer.decision.capacity_N[read_pairs.origin_P] + 1e-5
+        assert ((read_pairs.status_P == KEPT) == fits_P).all() and not fits_P.all()
 
 
 # ---- figures, tabs and what can be taken along
@@ -535,5 +593,5 @@ def test_a_large_map_is_a_picture():
     plain = made_trace(preset("vanilla"), rows=4, columns=4, layers=24, experts=128, ep_size=8)
     big = shown.open_run(Comparison(plain, trace, trace, trace, True), "file")
     markup = heat.render(big, EN)
-    assert "data-cell-expert" not in markup and markup.count('data-cell-columns="128"') == 2 and len(markup) < 60_000
+    assert "data-cell-expert" not in markup and markup.count('data-cell-columns="128"') == 2 and len(markup) < 150_000
     read(markup)

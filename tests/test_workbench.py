@@ -1,7 +1,7 @@
-"""The page as a workbench, in a real browser: links, downloads, selection, keyboard, queue, languages, themes, phone, audit.
+"""The page as a workbench, in a real browser: links, downloads, selection, keyboard, queue, programs.
 
-Runs on made-up router scores decided by the real scheduler; ``test_page`` has the embedded model. Screenshots of each
-run are kept in ``artifacts/screenshots``.
+Runs on made-up router scores decided by the real scheduler; ``test_page`` has the embedded model, ``test_looks`` every
+language, theme and width.
 """
 
 import csv
@@ -11,121 +11,40 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from gradio_client import Client, handle_file
 from PIL import Image
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from macs.config import policy_from_dict, preset
 from macs.engine.base import Request
-from macs.engine.compare import NAMES, compare, save_comparison
+from macs.engine.compare import NAMES, compare
 from macs.engine.intake import open_image
-from macs.trace import DROPPED
 from macs.trace_file import load_trace, save_trace
 from macs.view import curves, gantt, heat, shown, trade
-from macs.view.examples import find_examples
-from macs.view.page import build_page, launch_options
-from macs.view.words import LANGUAGES, Words
-from tests.fake_engine import FakeEngine
-from tests.test_page import CHROMIUM, FLAGS, PHOTO, pressed_layer, set_gamma
+from macs.view.words import Words
+from tests.browser import PHOTO, download, pressed_layer, set_gamma, set_slider, tab
 
-SCREENSHOTS = Path(__file__).parents[1] / "artifacts" / "screenshots"
-SIZES = {"desktop": {"width": 1400, "height": 900}, "phone": {"width": 390, "height": 844}}
-TABS = ("tokens", "layers", "export", "method")
-TABS_ON_PHONE = 2  # the others are in a menu there
 EN = Words("en")
-expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return FakeEngine()
+def engine(workbench):
+    return workbench.engine
 
 
 @pytest.fixture(scope="module")
-def examples(engine, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("examples")
-    listing = []
-    for name, prompt in (("cat", "What animal is this?"), ("detail", "What colour are its eyes?")):
-        image = Image.open(PHOTO) if name == "cat" else Image.open(PHOTO).crop((100, 50, 350, 250))
-        image.save(folder / f"{name}.png")
-        save_comparison(compare(engine, Request(prompt, image.convert("RGB")), preset("macs", gamma=0.6)), folder / name)
-        listing.append({"file": f"{name}.png", "prompt": prompt})
-    (folder / "examples.json").write_text(json.dumps(listing))
-    return find_examples(folder)
+def examples(workbench):
+    return workbench.examples
 
 
 @pytest.fixture(scope="module")
-def address(engine, examples):
-    page = build_page(engine, examples)
-    _, url, _ = page.launch(prevent_thread_lock=True, quiet=True, server_name="127.0.0.1", **launch_options())
-    yield url
-    page.close()
+def address(workbench):
+    return workbench.address
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(chromium, address):
-    """Return a function that opens a new tab; a script error in any of them fails the test."""
-    opened, errors = [], []
-
-    def open_tab(query: str = "", **options):
-        context = chromium.new_context(**({"viewport": SIZES["desktop"], "locale": "en-GB"} | options))
-        opened.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address + query)
-        page.wait_for_function("document.querySelector('.strip .cur') && document.querySelector('.sel')")
-        return page
-
-    yield open_tab
-    for context in opened:
-        context.close()
-    assert not errors
-
-
-@pytest.fixture(scope="module")
-def content(examples):
-    return shown.open_run(examples[0].load(), "recorded")
-
-
-def tab(page, name: str) -> None:
-    button = page.locator(f"#tab_{name}-button")
-    if not button.is_visible():  # on a phone some tabs are in gradio's menu
-        page.locator("#tabs .overflow-menu > button").click()
-        button = page.locator("#tabs .overflow-dropdown button").nth(TABS.index(name) - TABS_ON_PHONE)
-    button.click()
-    expect(page.locator(f"#{name}")).to_be_visible()
-
-
-@pytest.mark.parametrize("lang", LANGUAGES)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES)
-def test_every_look_says_the_same_numbers_and_passes_the_audit(visit, content, lang, theme, size):
-    page = visit(f"?lang={lang}", viewport=SIZES[size], color_scheme=theme)
-    words = Words(lang)
-    expect(page.locator("h1")).to_have_text(words("title"))
-    layer = content.layers[2]
-    assert pressed_layer(page) == content.layer
-    label = f"{words('kept')} {layer.kept}, {words('rerouted')} {layer.rerouted}, {words('dropped')} {layer.dropped}"
-    expect(page.locator('tr[data-row="policy"] .stack')).to_have_attribute("aria-label", label)
-    assert f"{content.policy.share(DROPPED) * 100:.1f}%" in page.locator("#trade").inner_text()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page is wider than the screen"
-    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 22)"
-    assert dark == (theme == "dark")
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=SCREENSHOTS / f"{size}-{theme}-{lang}.png", full_page=True)
-    for name in TABS:
-        tab(page, name)
-        found = [v for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")]
-        assert not found, [(v["id"], [n["html"][:120] for n in v["nodes"][:3]]) for v in found]
+def content(workbench):
+    return workbench.content
 
 
 def test_a_link_restores_example_settings_and_view(visit, examples):
@@ -145,9 +64,9 @@ def test_a_link_restores_example_settings_and_view(visit, examples):
 
 def test_a_cell_of_the_map_leads_to_its_layer_and_expert(visit, content):
     page = visit()
-    ratio_LN, turned_LN = heat.ratios(content.policy)
+    cells = heat.read(content.policy)[0]
     cell = page.locator('#heat .fig').nth(1).locator('[data-cell-layer="3"] [data-cell-expert="7"]')
-    assert f"load {ratio_LN[3, 7]:.2f}× capacity, {turned_LN[3, 7]} pairs turned away" in cell.locator("title").text_content()
+    assert f"load {cells.ratio_LX[3, 7]:.2f}× capacity, {cells.turned_LX[3, 7]} pairs turned away" in cell.locator("title").text_content()
     cell.click()
     expect(page.locator(".strip h2")).to_contain_text("Expert 7")
     assert pressed_layer(page) == 3
@@ -205,9 +124,7 @@ def test_the_curves_follow_delta_and_the_time_line_follows_gamma(visit, content)
     planned = shown.plan(content, preset("macs", gamma=1.0), "token_drop", 4)
     expect(page.locator("#trade .fn")).to_have_text(trade.sentence(planned, EN))
     expect(page.locator("#gantt .fn")).to_contain_text(f"{100 * gantt.waiting(gantt.durations(planned.policy, measured=False)):.0f}% with MACS")
-    box = page.locator("#set-delta input[type=number]")
-    box.fill("3")
-    box.press("Tab")
+    set_slider(page, "delta", 3)
     planned = shown.plan(content, preset("macs", gamma=1.0, delta=3.0), "token_drop", 4)
     point = f"γ {curves.GAMMAS[5]:.2f}: "
     drawn = curves.curves(planned).policy
@@ -220,23 +137,19 @@ def test_what_is_downloaded_is_what_is_shown(visit, content, tmp_path):
     planned = content.run.plan(preset("macs", gamma=0.8))
     tab(page, "export")
 
-    def download(button: str) -> Path:
-        with page.expect_download() as waiting:
-            page.locator(button).click()
-        path = tmp_path / waiting.value.suggested_filename
-        waiting.value.save_as(path)
-        return path
+    def taken(button: str) -> Path:
+        return download(page, button, tmp_path)
 
-    rows = list(csv.DictReader(io.StringIO(download("#exp_pairs").read_text("utf-8-sig"))))
+    rows = list(csv.DictReader(io.StringIO(taken("#exp_pairs").read_text("utf-8-sig"))))
     own = [r for r in rows if r["policy"] == "macs"]
     assert sum(r["status"] == "dropped" for r in own) == sum(layer.dropped for layer in planned.policy.layers)
-    assert policy_from_dict(json.loads(download("#exp_set").read_text())["policy"]) == preset("macs", gamma=0.8)
-    with zipfile.ZipFile(download("#exp_trace")) as archive:
+    assert policy_from_dict(json.loads(taken("#exp_set").read_text())["policy"]) == preset("macs", gamma=0.8)
+    with zipfile.ZipFile(taken("#exp_trace")) as archive:
         assert {Path(n).stem for n in archive.namelist()} == set(NAMES)
         assert load_trace(io.BytesIO(archive.read("policy.npz"))).policy == content.run.policy.policy  # what ran, not the plan
-    assert f"γ {0.8:.2f}" in download("#exp_html").read_text("utf-8")
-    assert download("[data-take=svg]").read_text("utf-8").startswith("<svg")
-    assert Image.open(download("[data-take=png]")).size[0] == 840
+    assert f"γ {0.8:.2f}" in taken("#exp_html").read_text("utf-8")
+    assert taken("[data-take=svg]").read_text("utf-8").startswith("<svg")
+    assert Image.open(taken("[data-take=png]")).size[0] == 840
 
 
 def choose(page, file: Path) -> None:
@@ -341,9 +254,7 @@ def test_an_answer_that_comes_late_does_not_stay_on_the_page(visit, content):
         late.append((route, answer))
 
     page.route("**/run/predict*", hold_the_first)
-    box = page.locator("#set-gamma input[type=number]")
-    box.fill("1.2")
-    box.press("Tab")
+    set_slider(page, "gamma", 1.2)
     while not late:
         page.wait_for_timeout(50)
     page.locator('.ly[data-value="2"]').click()  # answered at once, from γ 1.2 and layer 2

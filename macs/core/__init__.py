@@ -3,7 +3,7 @@
 from macs.core.capacity import modality_groups
 from macs.core.checks import check_values
 from macs.core.entropy import feature_entropy, policy_weights, token_weights
-from macs.core.schedule import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, Assignment, schedule
+from macs.core.schedule import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, Assignment, priorities, schedule
 
 __all__ = [
     "DROPPED",
@@ -17,6 +17,7 @@ __all__ = [
     "feature_entropy",
     "modality_groups",
     "policy_weights",
+    "priorities",
     "schedule",
     "token_weights",
 ]

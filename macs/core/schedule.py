@@ -133,7 +133,7 @@ def _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy,
     if policy.overflow == "none":
         return pairs.expert_TC
     shape, num_experts, by_entropy = pairs.expert_TC.shape, len(capacity_N), policy.load == "entropy"
-    priority_TC = _priority(pairs, token_weight_T, policy)
+    priority_TC = priorities(pairs.score_TC, pairs.weight_TC, token_weight_T, policy)
     units_T = effective_T if by_entropy else torch.full_like(effective_T, ONE)
     expert_P, priority_P = pairs.expert_TC.flatten(), priority_TC.flatten()
     units_P = units_T[:, None].expand(shape).flatten()
@@ -153,14 +153,14 @@ def _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy,
     return executed_P.view(shape)
 
 
-def _priority(pairs: Pairs, token_weight_T: Tensor, policy: Policy) -> Tensor:
-    """Return who goes first (§3.4), float64 and not negative."""
+def priorities(score_TC: Tensor, weight_TC: Tensor, token_weight_T: Tensor, policy: Policy) -> Tensor:
+    """Return who goes first (§3.4), float64 and not negative, from the pairs' scores and routing weights in float64."""
     if policy.priority == "random":
-        return chance(pairs.score_TC, policy.seed)
+        return chance(score_TC, policy.seed)
     if policy.priority == "weight":
-        return pairs.weight_TC.abs()
+        return weight_TC.abs()
     weighted = policy.load == "entropy" and policy.priority == "weighted_score"  # a load of 1 changes no priority
-    return pairs.score_TC * token_weight_T.double()[:, None] if weighted else pairs.score_TC
+    return score_TC * token_weight_T.double()[:, None] if weighted else score_TC
 
 
 def _weights(pairs: Pairs, executed_TC: Tensor, scores_TN: Tensor) -> Tensor:

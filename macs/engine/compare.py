@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from macs.config import Policy, preset
+from macs.config import NAMED, Policy, preset
 from macs.engine.base import Engine, Hooks, Progress, Request
 from macs.trace import UNSCORED, LayerTrace, Trace
 from macs.trace_file import load_trace, save_trace
 
 MAX_GAMMA = 8.0  # above it no expert of a layer that anyone would serve is cut
 GAMMA_STEP = 0.01  # of the search for equal time
+SHARED = ("delta", "rho", "normalize", "min_affinity", "entropy_source", "renormalize", "phase", "eps", "seed")  # by policy and baseline
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Comparison:
         new = self.policy.reschedule(policy, ep_size=ep_size)
         if not new.scored:
             return alone(new)
-        gamma, reached = equal_time_gamma(self.same_time, new.straggler(), baseline, ep_size)
+        gamma, reached = equal_time_gamma(self.same_time, new.straggler(), baseline, ep_size, policy)
         return replace(
             self,
             vanilla=self.vanilla.reschedule(self.vanilla.policy, ep_size=ep_size),
@@ -73,29 +74,34 @@ def compare(
     vanilla = run(0, preset("vanilla", entropy_source=policy.entropy_source, delta=policy.delta, normalize=policy.normalize))
     chosen = run(1, policy, vanilla)
     same_gamma = run(2, baseline_policy(baseline, policy, policy.gamma), vanilla)
-    gamma, reached = equal_time_gamma(vanilla.trace, chosen.trace.straggler(), baseline, chosen.trace.ep_size)
+    gamma, reached = equal_time_gamma(vanilla.trace, chosen.trace.straggler(), baseline, chosen.trace.ep_size, policy)
     same_time = run(3, baseline_policy(baseline, policy, gamma), vanilla)
     return Comparison(vanilla.trace, same_gamma.trace, same_time.trace, chosen.trace, reached)
 
 
 def baseline_policy(baseline: str, policy: Policy, gamma: float) -> Policy:
-    """Return the baseline preset at ``gamma``, with the settings that decide what w means taken from ``policy``."""
-    shared = ("delta", "normalize", "entropy_source", "renormalize", "phase")
-    return preset(baseline, gamma=gamma, **{name: getattr(policy, name) for name in shared})
+    """Return the baseline of this name at ``gamma``, with every setting that its name leaves open taken from ``policy``."""
+    basis = {"capacity_basis": policy.capacity_basis} if NAMED[baseline]["load"] == "entropy" else {}  # a count of tokens has one basis
+    return preset(baseline, gamma=gamma, **basis, **{name: getattr(policy, name) for name in SHARED})
 
 
-def equal_time_gamma(trace: Trace, target: float, baseline: str = "token_drop", ep_size: int | None = None) -> tuple[float, bool]:
+def equal_time_gamma(
+    trace: Trace, target: float, baseline: str = "token_drop", ep_size: int | None = None, policy: Policy | None = None
+) -> tuple[float, bool]:
     """Return the least gamma at which the baseline's straggler factor reaches ``target``, and whether any does.
 
-    Bisection on recorded scores: more capacity never lowers the fullest rank's tokens.
+    Bisection on recorded scores: more capacity never lowers the fullest rank's tokens. The baseline's other settings are
+    those of ``policy``, else of the trace. A baseline that drops nothing has no gamma to find: it gets the policy's.
     """
-    ep_size = ep_size or trace.ep_size
+    ep_size, policy = ep_size or trace.ep_size, policy or trace.policy
+    if NAMED[baseline]["overflow"] == "none":
+        return policy.gamma, True
 
     def straggler(steps: int) -> float:
         gamma = steps * GAMMA_STEP
-        if baseline == "token_drop":
+        if all(NAMED[baseline][axis] == NAMED["token_drop"][axis] for axis in ("load", "capacity", "overflow")):
             return float(np.mean([_drop_straggler(layer, gamma, ep_size) for layer in trace.layers]))
-        return trace.reschedule(baseline_policy(baseline, trace.policy, gamma), ep_size=ep_size).straggler()
+        return trace.reschedule(baseline_policy(baseline, policy, gamma), ep_size=ep_size).straggler()
 
     low, high = 0, round(MAX_GAMMA / GAMMA_STEP)
     if straggler(high) < target - 1e-9:

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from macs.config import CHOICES, CONTROLS, PRESETS, RANGES, Policy, preset
+from macs.config import CHOICES, NAMED, RANGES, Policy, preset
 from macs.engine.base import DEMO_MODEL, Request
 from macs.engine.start import add_flags, chosen, start
 from macs.trace import LayerTrace, Trace
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", required=True, help="the question, plain text")
     parser.add_argument("--image", help="a picture file; without it the run is text only")
     parser.add_argument("--model", default=str(DEMO_MODEL), help="folder or hub id (default: the embedded model)")
-    parser.add_argument("--policy", default="macs", help=f"one of {', '.join(PRESETS | CONTROLS)}")
+    parser.add_argument("--policy", default="macs", help=f"one of {', '.join(NAMED)}")
     for name in RANGES:
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, help="see README, 'What every number means'")
     for name, allowed in CHOICES.items():

@@ -159,11 +159,11 @@ def settings_from(query: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
             continue
         if field.name == "ep_size" and text.isdigit():
             found["ep_size"] = int(text)
-        elif field.kind == "choice" and text in field.values:
+        elif field.kind in ("choice", "menu") and text in field.values:
             found[field.name] = text
-        elif field.kind != "choice":
+        elif field.kind not in ("choice", "menu"):
             try:
-                found[field.name] = float(text)
+                found[field.name] = int(text) if field.step == 1 else float(text)
             except ValueError:
                 continue
     return found
@@ -171,7 +171,7 @@ def settings_from(query: Mapping[str, str], values: Mapping[str, Any]) -> dict[s
 
 def report(regions: Mapping[str, str], css: str, words: Words) -> str:
     """Return the page's regions as one file that needs nothing else."""
-    order = ("header", "status", "findings", "ledger", "weights", "losses", "queues", "selection", "trade", "gantt", "heat", "layers", "tokens", "method")
+    order = ("header", "status", "findings", "ledger", "weights", "losses", "queues", "selection", "trade", "gantt", "heat", "difference", "layers", "tokens", "method")
     body = "".join(f'<section id="{name}">{regions[name]}</section>' for name in order)
     return (
         f'<!doctype html><html lang="{words.lang}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

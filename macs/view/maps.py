@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Callable
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -18,6 +18,17 @@ MAX_STRIPS = 4  # slots drawn side by side; above it the lost share fills the pa
 KEY = (0.1, 0.25, 0.5, 1.0)  # weights in the map's key
 KEY_SIDE = 23  # pixels of the key's largest square
 ENTROPY_STUDY = DEMO_MODEL.parent / "results" / "entropy.json"
+
+
+class Strip(NamedTuple):
+    """A part of a patch in a map of fates: its token, what became of it, its place as fractions of the picture."""
+
+    token: int
+    status: int
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 def weights(shown: Shown, words: Words) -> str:
@@ -78,19 +89,22 @@ def _loss(trace: Trace, shown: Shown, words: Words) -> str:
     status_TK = layer.decision.status_TC[:, : trace.top_k]
     lost_TK = np.isin(status_TK, (DROPPED, REROUTED)) & (tokens.visual_T & tokens.valid_T)[:, None]
 
-    def strip(t: int) -> str:
-        return _strips(trace, t, status_TK[t])
-
-    caption = loss_text(trace, shown.layer, words)
     name = words.policy(trace.policy.preset)
-    if not (shown.pictures and tokens.visual_T.any()):
-        picture = _empty(words)
-    elif not _placed(trace):
-        picture = _empty(words, "unplaced_map")
-    else:
-        lost_T = lost_TK.any(1)
-        picture = _maps(shown, lambda i: "".join(strip(t) for t in np.nonzero(lost_T & (tokens.image_T == i))[0]), "fate", name)
+    strips = [strip for t in np.nonzero(lost_TK.any(1))[0] for strip in _strips(trace, int(t), status_TK[t])] if _placed(trace) else []
+    picture = over_picture(shown, strips, name, words)
+    caption = loss_text(trace, shown.layer, words)
     return f'<div data-trace="{"policy" if trace is shown.policy else "base"}"><h3>{esc(name)}</h3>{picture}{caption}</div>'
+
+
+def over_picture(shown: Shown, strips: Sequence[Strip], label: str, words: Words) -> str:
+    """Return the pictures in grey with strips over them, or a frame that says why there is no map."""
+    trace = shown.policy
+    if not (shown.pictures and trace.tokens.visual_T.any()):
+        return _empty(words)
+    if not _placed(trace):
+        return _empty(words, "unplaced_map")
+    image_T = trace.tokens.image_T
+    return _maps(shown, lambda i: "".join(_strip(strip) for strip in strips if image_T[strip.token] == i), "fate", label)
 
 
 def loss_text(trace: Trace, index: int, words: Words) -> str:
@@ -107,19 +121,19 @@ def loss_text(trace: Trace, index: int, words: Words) -> str:
     return f"<p>{', '.join(parts)}<br>{words.html('lost_all_1' if gone == 1 else 'lost_all', n=gone)}</p>"
 
 
-def _strips(trace: Trace, t: int, status_K: np.ndarray) -> str:
+def _strips(trace: Trace, t: int, status_K: np.ndarray) -> list[Strip]:
     x0, y0, x1, y1 = (float(v) for v in trace.tokens.cell_T4[t])
     lost = [s for s in range(len(status_K)) if status_K[s] != KEPT]
     if len(status_K) > MAX_STRIPS:
         share = len(lost) / len(status_K)
         kind = DROPPED if any(status_K[s] == DROPPED for s in lost) else REROUTED
-        return _strip(t, kind, x0, y1 - share * (y1 - y0), x1 - x0, share * (y1 - y0))
+        return [Strip(t, kind, x0, y1 - share * (y1 - y0), x1 - x0, share * (y1 - y0))]
     width = (x1 - x0) / len(status_K)
-    return "".join(_strip(t, int(status_K[s]), x0 + s * width, y0, width, y1 - y0) for s in lost)
+    return [Strip(t, int(status_K[s]), x0 + s * width, y0, width, y1 - y0) for s in lost]
 
 
-def _strip(t: int, status: int, x: float, y: float, width: float, height: float) -> str:
-    return f'<i class="{FATE_CLASS[status]}" data-token="{t}" style="{_place(x, y, width, height)}"></i>'
+def _strip(strip: Strip) -> str:
+    return f'<i class="{FATE_CLASS[strip.status]}" data-token="{strip.token}" style="{_place(*strip[2:])}"></i>'
 
 
 def _box(trace: Trace, t: int) -> str:

@@ -73,14 +73,14 @@
     else select(at, [event.clientX, event.clientY]);
   });
   function select(at, point) {
-    const focus = at("[data-focus]"), token = at("[data-token]"), expert = at(".ex"), cell = at("[data-cell-expert]"), row = at("[data-cell-layer]");
+    const focus = at("[data-focus]"), token = at("[data-token]"), expert = at(".ex"), cell = at("[data-cell-expert], [data-cell-rank]"), row = at("[data-cell-layer]");
     const take = at("[data-take]"), grid = at("[data-cell-rows]");
     if (focus) send("focus", { kind: focus.dataset.focus, value: focus.dataset.value ?? "0" });
     else if (token) send("focus", { kind: "token", value: token.dataset.token });
     else if (expert) send("focus", { kind: "expert", value: expert.dataset.expert });
     else if (take) carry(take);
     else if (grid) send("cell", inGrid(grid, point));
-    else if (cell) send("cell", { layer: row.dataset.cellLayer, value: cell.dataset.cellExpert });
+    else if (cell) send("cell", { layer: row.dataset.cellLayer, ...inCell(cell.dataset) });
     else if (row) send("layer", { value: row.dataset.cellLayer });
   }
   function pressed() {
@@ -90,10 +90,11 @@
     all("[data-opens]").forEach((b) => b.setAttribute("aria-expanded", String(document.getElementById(b.dataset.opens).classList.contains("open"))));
   }
 
+  const inCell = ({ cellExpert, cellRank }) => (cellRank === undefined ? { kind: "expert", value: cellExpert } : { kind: "rank", value: cellRank });
   function inGrid(grid, [x, y]) {
     const box = grid.getBoundingClientRect(), { cellRows: rows, cellColumns: columns } = grid.dataset;
     const index = (at, low, size, count) => String(Math.min(count - 1, Math.max(0, Math.floor(((at - low) / size) * count))));
-    return { layer: index(y, box.top, box.height, rows), value: index(x, box.left, box.width, columns) };
+    return { layer: index(y, box.top, box.height, rows), value: index(x, box.left, box.width, columns), kind: grid.dataset.cellKind };
   }
 
   // ---- take along: figures as they look now, and a link to this view

@@ -141,8 +141,8 @@ def _right(html: dict[str, gr.HTML], values: dict[str, Any], sizes: tuple[int, .
 
 def _tabs(html: dict[str, gr.HTML], words: Words):
     tabs, downloads = {}, {}
-    with gr.Tabs(elem_id="tabs"):
-        for key in TABS:
+    with gr.Tabs(elem_id="tabs", overflow_behavior="wrap"):
+        for key, regions in TABS.items():
             with gr.Tab(words(key), elem_id=key) as tabs[key]:
                 if key == "tab_export":
                     with gr.Row(elem_id="downloads"):
@@ -150,5 +150,6 @@ def _tabs(html: dict[str, gr.HTML], words: Words):
                             downloads[name] = gr.Button(words(name), size="sm", elem_id=name)
                         trace_file = gr.UploadButton(words("exp_open"), file_types=[".zip", ".npz"], size="sm", elem_id="open-trace")
                         parcel = gr.DownloadButton("", visible="hidden", elem_id="parcel")
-                html[key.removeprefix("tab_")].render()
+                for region in regions:
+                    html[region].render()
     return tabs, downloads, trace_file, parcel

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from macs.config import PRESETS, preset
+from macs.config import NAMED, preset
 from macs.engine.base import Engine, EngineFailure, Hooks, Request
 from macs.engine.compare import NAMES, compare
 from macs.engine.intake import open_image
@@ -15,13 +15,13 @@ from macs.engine.run_command import document
 from macs.trace_file import load_trace
 from macs.view.job import Line
 from macs.view.page_fields import PictureInput
-from macs.view.settings import BASELINE_PRESETS, DEFAULT_LENGTH
+from macs.view.settings import BASELINE, DEFAULT_LENGTH
 
 
 def add_api(engine: Engine, line: Line) -> None:
     """Add the endpoints /compare and /schedule to the page that is being built; their parameters are unseen components."""
     with gr.Group(visible=False):
-        policy = gr.Dropdown(list(PRESETS), value="macs", label="policy")
+        policy = gr.Dropdown(list(NAMED), value="macs", label="policy")
         gamma, delta, rho = (gr.Number(value, label=name) for name, value in (("gamma", 1.0), ("delta", 1.0), ("rho", 0.5)))
         ep_size = gr.Number(engine.info.ep_size, precision=0, label="ep_size")
         _add_compare(engine, line, [policy, gamma, delta, rho, ep_size])
@@ -30,7 +30,7 @@ def add_api(engine: Engine, line: Line) -> None:
 
 def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Component]) -> None:
     prompt, image = gr.Textbox(label="prompt"), PictureInput(type="filepath", image_mode=None, label="image")
-    baseline = gr.Dropdown(list(BASELINE_PRESETS), value=BASELINE_PRESETS[0], label="baseline")
+    baseline = gr.Dropdown(list(NAMED), value=BASELINE, label="baseline")
     length = gr.Number(DEFAULT_LENGTH, precision=0, label="max_new_tokens")
 
     def run(
@@ -41,7 +41,7 @@ def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Compon
         delta: float = 1.0,
         rho: float = 0.5,
         ep_size: int = engine.info.ep_size,
-        baseline: str = BASELINE_PRESETS[0],
+        baseline: str = BASELINE,
         max_new_tokens: int = DEFAULT_LENGTH,
     ) -> dict[str, Any]:
         """Run a prompt, with or without an image, under vanilla, a policy, and a baseline at the same gamma and at the same time.

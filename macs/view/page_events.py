@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import gradio as gr
 
-from macs.config import PRESETS
 from macs.engine.base import Engine
 from macs.view import export, handlers
 from macs.view.job import Line
 from macs.view.page_texts import beside_label, page_texts, text_components
 from macs.view.session import ALL, Session, render
-from macs.view.settings import AXES, FIELDS, divisors, policy_of, values_of
+from macs.view.settings import AXES, FIELDS, axes_of, divisors, policy_of, values_of
 from macs.view.shown import placed, settings_of
 from macs.view.words import LANGUAGES, best_language
 
@@ -69,7 +68,7 @@ def _wire_settings(parts: Parts, wiring: _Wiring, engine: Engine) -> None:
         return sent(handlers.adjust(session, dict(zip(NAMES, values))))
 
     def choose_preset(name: str) -> list[Any]:
-        return [gr.skip()] * len(AXES) if name == "custom" else [PRESETS[name][axis] for axis in AXES]
+        return [gr.skip()] * len(AXES) if name == "custom" else list(axes_of(name))
 
     def name_preset(*values: Any) -> Any:
         try:
@@ -90,7 +89,7 @@ def _wire_settings(parts: Parts, wiring: _Wiring, engine: Engine) -> None:
     axes = [parts.controls[axis] for axis in AXES]
     for field in FIELDS:
         control = parts.controls[field.name]
-        event = control.input if field.kind == "choice" else control.change
+        event = control.input if field.kind in ("choice", "menu") else control.change
         if field.name == "preset":
             adjusting(event(choose_preset, control, axes, **AT_ONCE).then)
         elif field.name in AXES:
@@ -109,7 +108,7 @@ def _wire_looking(parts: Parts, wiring: _Wiring) -> None:
         return sent(handlers.look(session, focus=None if event.kind == "none" else (str(event.kind), int(event.value))))
 
     def cell(session: Session, event: gr.EventData) -> list[Any]:
-        return sent(handlers.look(session, layer=int(event.layer), focus=("expert", int(event.value))))
+        return sent(handlers.look(session, layer=int(event.layer), focus=(str(event.kind), int(event.value))))
 
     def beside(session: Session, value: str) -> list[Any]:
         return sent(handlers.look(session, beside=value))

@@ -22,6 +22,8 @@ class PictureInput(gr.Image):
 def build(field: Field, value: Any, words: Words, ep_sizes: tuple[int, ...]) -> gr.components.Component:
     """Return the control of one field."""
     common = {"label": words(field.word), "value": value, "elem_id": f"set-{field.name}", "interactive": True}
+    if field.kind == "menu":
+        return gr.Dropdown(choices=field.choices(words), info=words(f"{field.word}_i"), filterable=False, **common)
     if field.kind == "choice":
         return gr.Radio(choices=_choices(field, words, ep_sizes), info=words(f"{field.word}_i"), elem_classes="seg-radio", **common)
     if field.kind == "number":
@@ -42,7 +44,7 @@ def relabel(words: Words, ep_sizes: tuple[int, ...]) -> list[dict[str, Any]]:
         update = {"label": words(field.word)}
         if field.name not in ("delta", "gamma"):
             update["info"] = words(f"{field.word}_i")
-        if field.kind == "choice":
+        if field.kind in ("choice", "menu"):
             update["choices"] = _choices(field, words, ep_sizes)
         updates.append(gr.update(**update))
     return updates

@@ -54,7 +54,12 @@ def page_texts(session: Session, examples: Sequence[Example]) -> list[Any]:
     ]
 
 
-TABS = ("tab_tokens", "tab_layers", "tab_export", "tab_method")
+TABS = {  # word of its title, also its id -> the regions in it, from top to bottom
+    "tab_tokens": ("tokens",),
+    "tab_sides": ("difference", "layers"),
+    "tab_export": ("export",),
+    "tab_method": ("method",),
+}
 
 
 def example_strip(examples: Sequence[Example], current: str, words: Words) -> str:

@@ -101,9 +101,7 @@ def pairs(layer: LayerTrace, policy: Policy) -> Pairs:
     top_k = layer.expert_TK.shape[1]
     token_P, slot_P = np.nonzero(layer.decision.status_TC[:, :top_k] != PADDING)
     origin_P = layer.expert_TK[token_P, slot_P]
-    priority_P = layer.scores_TN[token_P, origin_P].astype(np.float64)
-    if policy.priority == "weighted_score":
-        priority_P = priority_P * pair_loads(layer, policy)[token_P]
+    priority_P = layer.priority(policy)[token_P, slot_P]
     order_P = np.lexsort((slot_P, token_P, -priority_P, origin_P))
     token_P, slot_P, origin_P = token_P[order_P], slot_P[order_P], origin_P[order_P]
     status_P = layer.decision.status_TC[token_P, slot_P]

@@ -6,7 +6,7 @@ import threading
 from typing import Callable
 
 from macs.config import Policy
-from macs.view import export_panel, findings, gantt, header, heat, layers, ledger, maps, method, picker, picture, queues, selection, tokens, trade
+from macs.view import difference, export_panel, findings, gantt, header, heat, layers, ledger, maps, method, picker, picture, queues, selection, tokens, trade
 from macs.view.curves import Curves
 from macs.view.header import READY, Status
 from macs.view.markup import esc, heading
@@ -25,12 +25,13 @@ REGIONS: dict[str, Callable[[Shown, Words], str]] = {
     "selection": selection.render,
     "gantt": gantt.render,
     "heat": heat.render,
+    "difference": difference.render,
     "layers": layers.render,
     "tokens": tokens.render,
     "export": export_panel.render,
     "method": method.render,
 }
-NEED_SCORES = {"weights": "weights_t", "losses": "lost_t"}  # regions that show nothing without scores, and their titles
+NEED_SCORES = {"weights": "weights_t", "losses": "lost_t", "difference": "tab_sides"}  # regions that show nothing without scores, and their titles
 STATUS_REGIONS: dict[str, Callable[[Shown, Words, Status], str]] = {"header": header.header, "status": header.status_line}
 ALL = (*STATUS_REGIONS, *REGIONS, "trade")
 

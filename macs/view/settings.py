@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Mapping
 
-from macs.config import CHOICES, PRESETS, Policy
+from macs.config import CHOICES, NAMED, Policy
 from macs.view.words import Words
 
-BASELINE_PRESETS = ("token_drop", "expanded_drop")
+BASELINE = "token_drop"
 DEFAULT_LENGTH = 24
 
 
 @dataclass(frozen=True)
 class Field:
-    """One control: ``kind`` is choice, slider or number; ``word`` names its label, and with ``_i`` what it means."""
+    """One control: ``kind`` is choice, menu, slider or number; ``word`` names its label, and with ``_i`` what it means."""
 
     name: str
     word: str
@@ -44,26 +44,27 @@ SLIDERS = (
     Field("gamma", "gamma", "slider", 0.25, 2.5, 0.05),
 )
 PANEL = (
-    _choice("preset", "set_policy", (*PRESETS, "custom")),
-    _choice("baseline", "set_base", BASELINE_PRESETS),
+    Field("preset", "set_policy", "menu", values=(*NAMED, "custom")),
+    Field("baseline", "set_base", "menu", values=tuple(NAMED)),
     _choice("ep_size", "set_ep", ()),  # sizes that divide the experts: known with the run
     Field("rho", "set_rho", "slider", 0.0, 2.0, 0.05),
     _choice("load", "set_load"),
     _choice("capacity", "set_capacity"),
     _choice("capacity_basis", "set_basis"),
     _choice("overflow", "set_overflow"),
-    _choice("priority", "set_priority", ("score", "weighted_score")),  # the others are controls, for studies
+    _choice("priority", "set_priority"),
     Field("min_affinity", "set_affinity", "slider", 0.0, 1.0, 0.05),
     _choice("renormalize", "set_renorm"),
     _choice("entropy_source", "set_source"),
     _choice("normalize", "set_norm"),
+    _choice("entropy_order", "set_order"),
+    Field("seed", "set_seed", "number", 0, 2**31 - 1, 1),
     _choice("phase", "set_phase"),
     Field("eps", "set_eps", "number", 1e-12, 1.0),
     Field("max_new_tokens", "set_length", "number", 1, 512, 1),
 )
 FIELDS = SLIDERS + PANEL
-AXES = ("load", "capacity", "overflow", "priority")
-FOR_STUDIES = ("entropy_order", "seed")  # fields of the controls, which the page does not offer
+AXES = ("load", "capacity", "overflow", "priority", "entropy_order")  # what a policy's name sets
 OUTSIDE = ("preset", "baseline", "ep_size", "max_new_tokens")  # not fields of a policy
 
 
@@ -76,6 +77,11 @@ def values_of(policy: Policy, baseline: str, ep_size: int, max_new_tokens: int =
 def policy_of(values: Mapping[str, Any]) -> Policy:
     """Return the policy that the controls describe; raises ValueError with one sentence on a value it cannot take."""
     return Policy(**{name: value for name, value in values.items() if name not in OUTSIDE})
+
+
+def axes_of(name: str) -> tuple[str, ...]:
+    """Return what a policy's name sets, in the order of ``AXES``."""
+    return tuple(({"entropy_order": "own"} | NAMED[name])[axis] for axis in AXES)
 
 
 def divisors(experts: int) -> tuple[int, ...]:
