@@ -6,6 +6,7 @@ family has one. Where each visual token lies is counted here from the picture's 
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -312,13 +313,23 @@ def kimi_vl_config(model: Any) -> dict:
             "text_config": text, "vision_config": vision, "torch_dtype": "float32", "ignore_index": -100}  # fmt: skip
 
 
+def tiktoken_files(folder: Path, tokens: list[bytes], special: dict[str, int], **settings: Any) -> None:
+    """Write tiktoken.model, a line of base64 and rank per token, and a tokenizer_config.json that names a class of the repository's own code."""
+    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)]
+    (folder / "tiktoken.model").write_bytes(b"".join(lines))
+    entry = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    own = {"tokenizer_class": "TikTokenTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_moonshot.TikTokenTokenizer", None]}}
+    named = {"additional_special_tokens": [name for name in special if name.startswith("<|")], "pad_token": "[PAD]", "bos_token": "[BOS]"}
+    added = {str(i): entry | {"content": name} for name, i in special.items()}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, **own, **named, **settings}))
+
+
 class KimiVLProcessor:
     """What the published repository holds in the place of a processor that transformers knows."""
 
     def save_pretrained(self, folder: Path) -> None:
-        words = kimi_words()
-        words.chat_template = KIMI_TEMPLATE
-        words.save_pretrained(folder)
+        names = ["[PAD]", "[BOS]", "<|im_end|>", "<|media_begin|>", "<|media_end|>", "<|media_pad|>", "<|im_user|>"]
+        tiktoken_files(folder, [bytes([b]) for b in range(256)], dict(zip(names, range(256, 263))), eos_token="<|im_end|>", chat_template=KIMI_TEMPLATE)
         images = {"image_processor_type": "KimiVLImageProcessor", "in_token_limit": 400, "merge_kernel_size": [2, 2], "patch_size": 14, "pad_input": True,
                   "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "num_pooled_tokens": 1024}  # fmt: skip
         (folder / "preprocessor_config.json").write_text(json.dumps(images))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Mapping
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -67,9 +69,38 @@ def open_processor(name: str, source: Source, *, local: bool, trust_remote_code:
     from transformers import AutoProcessor
 
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
-    if source.published == "kimi_vl":
-        return _kimi_vl_processor(name, source, options)
-    return AutoProcessor.from_pretrained(name, **options)
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", "")  # tiktoken would keep a copy by path and read it after the file has changed
+    processor = _kimi_vl_processor(name, source, options) if source.published == "kimi_vl" else AutoProcessor.from_pretrained(name, **options)
+    if source.config.model_type == "kimi_k25":
+        _split_as_kimi(processor.tokenizer)
+    return processor
+
+
+# How Kimi's published tokenizers cut text before they merge bytes; transformers reads their files with a general pattern,
+# in which Chinese characters run together with the words around them.
+_LETTERS = r"\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]"
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI_SPLIT = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_LETTERS}]*[\p{{Ll}}{_LETTERS}]+{_SUFFIX}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_LETTERS}]+[\p{{Ll}}{_LETTERS}]*{_SUFFIX}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+
+
+def _split_as_kimi(tokenizer: Any) -> None:
+    """Give a tokenizer that was read from tiktoken's file the split of its published code; one with a tokenizer.json has its own."""
+    from tokenizers import Regex, pre_tokenizers
+
+    if Path(getattr(tokenizer, "vocab_file", None) or "").name == "tiktoken.model":
+        words = pre_tokenizers.Split(Regex(KIMI_SPLIT), "isolated")
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _kimi_vl_processor(name: str, source: Source, options: Mapping[str, Any]) -> Any:
