@@ -36,6 +36,17 @@ class EngineInfo:
     max_visual_tokens: int
     max_prompt_tokens: int
     notices: tuple[str, ...] = ()  # plain sentences a user must know ("trained on drawings", "not calibrated")
+    lent: bool = False  # True on ZeroGPU: a GPU is there only during a run
+
+    @property
+    def found(self) -> str:
+        """Say in one sentence what the model runs on, and so what ranks are."""
+        if self.measured:
+            return f"Runs on {self.device}: each rank is a process with its share of the experts, and its times are measured."
+        if self.lent:
+            return "Runs on ZeroGPU: each run is lent one GPU, so ranks are placement and speed-up is modelled."
+        kind = "GPU" if self.device.startswith("cuda") else "CPU"
+        return f"Runs on the {kind} in one process: ranks are placement and speed-up is modelled."
 
 
 @dataclass(frozen=True)

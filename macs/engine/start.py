@@ -59,13 +59,16 @@ def start(
     """Return an engine for ``model`` on ``ranks`` processes: a number, or "auto", which takes all GPUs if there are two or more.
 
     In a process that torchrun started it joins that launch instead; there it returns on rank 0 alone, and on the others
-    serves rank 0 and then exits. ``device`` is "cpu" or "cuda" (default: cuda if there is one), ``device_map`` how
+    serves rank 0 and then exits. On a Space with ZeroGPU, which lends one GPU a call, ranks are placement. ``device`` is "cpu" or "cuda" (default: cuda if there is one), ``device_map`` how
     accelerate lays one process's model over devices, ``exchange`` how ranks share tokens, ``rank_timeout`` the seconds
     after which a rank that does not move is given up. ``trust_remote_code`` runs code that comes with the model.
     Raises ValueError with one sentence before anything starts.
     """
     from macs.engine.joined import launched
+    from macs.engine.zero import lend, zero_gpu
 
+    if zero_gpu() and device != "cpu":
+        return lend(model, ranks, ep_size=ep_size, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
     device, gpus = _device(device)
     joined = launched()
     options = {"dtype": dtype, "trust_remote_code": trust_remote_code}

@@ -16,8 +16,8 @@ import numpy as np
 from macs.config import preset
 from macs.engine.compare import NAMES, Comparison, alone, baseline_policy
 from macs.trace import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Trace
-from macs.trace_file import load_trace, save_trace
-from macs.view.settings import FIELDS, values_of
+from macs.trace_file import MAX_BYTES, load_trace, save_trace
+from macs.view.settings import BASELINE_PRESETS, FIELDS, values_of
 from macs.view.shown import Shown, settings_of
 from macs.view.words import Words
 
@@ -40,12 +40,27 @@ def opened(path: str | Path) -> Comparison:
     """Return the run in a file: the archive of ``traces``, or one trace; raises ValueError with one sentence otherwise."""
     try:
         with zipfile.ZipFile(path) as archive:
-            if {f"{name}.npz" for name in NAMES} <= set(archive.namelist()):
-                read = {name: load_trace(io.BytesIO(archive.read(f"{name}.npz"))) for name in NAMES}
-                return Comparison(**read, same_time_reached=read["same_time"].straggler() >= read["policy"].straggler() - 1e-9)
-    except (OSError, zipfile.BadZipFile):
+            sizes = {item.filename: item.file_size for item in archive.infolist()}
+            if {f"{name}.npz" for name in NAMES} <= set(sizes):
+                if sum(sizes.values()) > MAX_BYTES:
+                    raise ValueError(f"This file unpacks to {sum(sizes.values()):,} bytes; at most {MAX_BYTES:,} are read.")
+                inner = {name: io.BytesIO(archive.read(f"{name}.npz")) for name in NAMES}
+                return _together({name: load_trace(file, max_bytes=MAX_BYTES // len(NAMES)) for name, file in inner.items()})
+    except ValueError:
+        raise
+    except Exception:  # zipfile and zlib answer damage with almost any of them
         raise ValueError("This file is no trace; choose a file that the page or the command line wrote.") from None
     return around(load_trace(path))
+
+
+def _together(read: dict[str, Trace]) -> Comparison:
+    """Return four traces of a file as one run; raises ValueError if they are not four policies on one input."""
+    own, presets = read["policy"], [read[name].policy.preset for name in NAMES]
+    inputs = [(t.ep_size, t.num_experts, t.top_k, t.images, t.lacks, t.tokens.id_T.tolist(), [x.layer for x in t.layers]) for t in read.values()]
+    roles = presets[0] == "vanilla" and presets[1] == presets[2] and presets[2] in BASELINE_PRESETS if own.scored else set(presets) == {"vanilla"}
+    if not roles or any(other != inputs[0] for other in inputs):
+        raise ValueError("The four traces of this file are not four policies on one input; save it again with the workbench.")
+    return Comparison(**read, same_time_reached=read["same_time"].straggler() >= own.straggler() - 1e-9)
 
 
 def around(trace: Trace) -> Comparison:

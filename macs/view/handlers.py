@@ -85,11 +85,11 @@ def restore(session: Session, query: Mapping[str, str]) -> None:
 def open_file(session: Session, path: str) -> tuple[Changes, bool]:
     """Show the run in a trace file; returns the changes and whether it could be read."""
     try:
-        comparison = export.opened(path)
+        content = shown.open_run(export.opened(path), "file", beside=session.shown.beside)
     except ValueError as error:
         return session.status_changes(Status("error", session.words.sentence(str(error)))), False
     with session.lock:
-        session.shown = shown.open_run(comparison, "file", beside=session.shown.beside)
+        session.shown = content
         session.status = session.status if session.running else READY
         return session.changes(), True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 import time
@@ -14,6 +15,7 @@ from macs.engine.base import Engine, EngineFailure, Hooks, Progress, Request, St
 from macs.engine.compare import Comparison, compare
 
 log = logging.getLogger(__name__)
+MOST = 20  # in the line, the one at the engine included; each holds one of the server's 40 threads, and sliders need some too
 POLL = 0.1  # seconds between looks at a run under way
 
 
@@ -25,9 +27,11 @@ class Line:
         self._moved = threading.Condition()
 
     def join(self) -> object:
-        """Return a ticket at the end of the line."""
+        """Return a ticket at the end of the line; raises ValueError if the line is full."""
         ticket = object()
         with self._moved:
+            if len(self._tickets) >= MOST:
+                raise ValueError(f"The queue is full: {len(self._tickets)} runs are in it. Try again in a minute.")
             self._tickets.append(ticket)
         return ticket
 
@@ -76,8 +80,16 @@ class Outcome:
 
 def run(engine: Engine, line: Line, order: Order, stop: threading.Event) -> Iterator[int | Outcome]:
     """Yield the number of people ahead while waiting, then the outcome as it grows, at least every ``POLL``; last, the end."""
-    outcome, ticket = Outcome(), line.join()
-    worker = threading.Thread(target=_work, args=(engine, line, ticket, order, stop, outcome), daemon=True, name="macs-run")
+    outcome = Outcome()
+    try:
+        ticket = line.join()
+    except ValueError as error:
+        outcome.error = str(error)
+        outcome.done.set()
+        yield outcome
+        return
+    context = contextvars.copy_context()  # gradio keeps in it who asks, which ZeroGPU wants to know
+    worker = threading.Thread(target=context.run, args=(_work, engine, line, ticket, order, stop, outcome), daemon=True, name="macs-run")
     try:
         worker.start()
         while not outcome.done.wait(POLL):

@@ -14,13 +14,14 @@ from macs.view import curves, page_events, shown
 from macs.view.examples import Example
 from macs.view.job import Line
 from macs.view.page_api import add_api
-from macs.view.page_fields import PictureInput, build
-from macs.view.page_texts import TABS, beside_choices, beside_label, example_strip
+from macs.view.page_fields import Page, PictureInput, build
+from macs.view.page_texts import TABS, beside_choices, beside_label, example_strip, found_line
 from macs.view.session import Session, render
 from macs.view.settings import FIELDS, PANEL, SLIDERS, divisors, values_of
 from macs.view.words import LANGUAGES, Words
 
 HERE = Path(__file__).parent
+MAX_UPLOAD = "512mb"  # a trace of a large model; pictures are held to the intake's limit
 KEEP_UPLOADS = 3600  # seconds; gradio then deletes uploaded files
 SEND = ("layer", "focus", "cell", "example", "language", "resync")  # events that page.js sends to Python
 
@@ -39,6 +40,7 @@ class Parts:
     run: gr.Button
     stop: gr.Button
     examples: gr.HTML
+    found: gr.HTML
     reset: gr.Button
     tabs: dict[str, gr.Tab]  # by the word of their title
     downloads: dict[str, gr.Button]  # by the word of their text
@@ -52,7 +54,7 @@ def launch_options() -> dict[str, Any]:
     theme = gr.themes.Base(font=fonts, font_mono=[gr.themes.Font("ui-monospace"), gr.themes.Font("monospace")])
     css, js = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     tools = importlib.util.find_spec("mcp") is not None  # the endpoints are MCP tools too where that extra is installed
-    return {"theme": theme, "css": css, "js": js, "ssr_mode": False, "mcp_server": tools}
+    return {"theme": theme, "css": css, "js": js, "ssr_mode": False, "mcp_server": tools, "max_file_size": MAX_UPLOAD}
 
 
 def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
@@ -61,8 +63,8 @@ def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
     first = shown.placed(shown.open_run(examples[0].load(), "recorded", example=examples[0].name), engine.info.ep_size)
     drawn = curves.curves(first)
     regions = render(first, words, curves=drawn)
-    with gr.Blocks(title=words("title"), delete_cache=(KEEP_UPLOADS, KEEP_UPLOADS), fill_width=True, analytics_enabled=False) as page:
-        session = gr.State(Session(first, drawn, regions))
+    with Page(title=words("title"), delete_cache=(KEEP_UPLOADS, KEEP_UPLOADS), fill_width=True, analytics_enabled=False) as page:
+        session = gr.State(Session(first, drawn, regions, engine.info.found))
         html = {name: gr.HTML(value, elem_id=name, apply_default_css=False, render=False) for name, value in regions.items()}
         values = values_of(*shown.settings_of(first.now))
         sizes = divisors(first.policy.num_experts)
@@ -72,7 +74,7 @@ def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
             html["header"].render()
             with gr.Row(elem_id="main"):
                 with gr.Column(elem_id="left"):
-                    left = _input(examples, html, words)
+                    left = _input(examples, engine.info.found, html, words)
                 with gr.Column(elem_id="right"):
                     controls, beside, reset = _right(html, values, sizes, words)
             html["selection"].render()
@@ -92,7 +94,7 @@ def _bus_script() -> str:
     return "\n".join(f"document.addEventListener('macs-{name}', (event) => trigger('{name}', event.detail));" for name in SEND)
 
 
-def _input(examples: Sequence[Example], html: dict[str, gr.HTML], words: Words) -> dict[str, Any]:
+def _input(examples: Sequence[Example], found: str, html: dict[str, gr.HTML], words: Words) -> dict[str, Any]:
     first = examples[0]
     with gr.Row(elem_id="input"):
         picture = PictureInput(
@@ -115,9 +117,10 @@ def _input(examples: Sequence[Example], html: dict[str, gr.HTML], words: Words) 
                 stop = gr.Button(words("stop"), interactive=False, elem_id="stop")
     strip = gr.HTML(example_strip(examples, first.name, words), elem_id="examples", apply_default_css=False)
     html["status"].render()
+    line = gr.HTML(found_line(found, words), elem_id="found", apply_default_css=False)
     html["weights"].render()
     html["losses"].render()
-    return {"picture": picture, "prompt": prompt, "run": run, "stop": stop, "examples": strip}
+    return {"picture": picture, "prompt": prompt, "run": run, "stop": stop, "examples": strip, "found": line}
 
 
 def _right(html: dict[str, gr.HTML], values: dict[str, Any], sizes: tuple[int, ...], words: Words):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, Callable
 
 import gradio as gr
 
 from macs.config import NAMED, preset
-from macs.engine.base import Engine, EngineFailure, Hooks, Request
-from macs.engine.compare import NAMES, compare
+from macs.engine.base import Engine, EngineFailure, Request
+from macs.engine.compare import NAMES, Comparison, compare
 from macs.engine.intake import open_image
 from macs.engine.run_command import document
 from macs.trace_file import load_trace
@@ -48,20 +48,25 @@ def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Compon
 
         Returns one document per run: answer, kl, seconds, and per layer kept, rerouted, dropped, straggler and loads per expert.
         """
-        ticket, never = line.join(), threading.Event()
         try:
             request = _request(prompt, image, max_new_tokens)
             chosen = preset(policy, gamma=gamma, delta=delta, rho=rho)
-            line.wait(ticket, never)
-            result = compare(engine, request, chosen, baseline=baseline, ep_size=ep_size, hooks=Hooks(stop=never))
+            result = _in_line(line, lambda: compare(engine, request, chosen, baseline=baseline, ep_size=ep_size))
         except (ValueError, EngineFailure) as error:
             raise gr.Error(str(error)) from None
-        finally:
-            line.leave(ticket)
         return {name: document(trace) | {"kl": trace.kl} for name in NAMES for trace in [getattr(result, name)]}
 
     inputs = [prompt, image, *settings, baseline, length]
     gr.Button("compare").click(run, inputs, gr.JSON(), api_name="compare", concurrency_limit=None)
+
+
+def _in_line(line: Line, work: Callable[[], Comparison]) -> Comparison:
+    ticket = line.join()
+    try:
+        line.wait(ticket, threading.Event())
+        return work()
+    finally:
+        line.leave(ticket)
 
 
 def _request(prompt: str, image: str | None, length: int) -> Request:

@@ -10,6 +10,22 @@ from macs.view.settings import FIELDS, Field
 from macs.view.words import Words
 
 
+class Page(gr.Blocks):
+    """gr.Blocks that takes files and not their addresses: whatever a caller names, nothing is fetched."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        if _names_address(inputs):
+            raise gr.Error("Send the file itself; addresses are not fetched.", print_exception=False)
+        return await super().preprocess_data(block_fn, inputs, *args, **kwargs)
+
+
+def _names_address(value: Any) -> bool:
+    """Return whether a file anywhere in what a caller sent lies at an address; gradio would fetch it."""
+    if isinstance(value, dict):
+        return "://" in str(value.get("path")) or any(map(_names_address, value.values()))
+    return isinstance(value, list) and any(map(_names_address, value))
+
+
 class PictureInput(gr.Image):
     """gr.Image that hands the file over unread: the intake says in one sentence what is wrong with it."""
 

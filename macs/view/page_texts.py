@@ -32,7 +32,7 @@ def beside_label(baseline: str, words: Words) -> str:
 def text_components(parts: Parts) -> list[gr.components.Component]:
     """Return the components whose texts ``page_texts`` gives, in its order."""
     buttons = [parts.run, parts.stop, parts.reset, *parts.downloads.values()]
-    return [*parts.controls.values(), parts.beside, parts.picture, parts.prompt, *buttons, parts.trace_file, *parts.tabs.values(), parts.examples]
+    return [*parts.controls.values(), parts.beside, parts.picture, parts.prompt, *buttons, parts.trace_file, *parts.tabs.values(), parts.examples, parts.found]
 
 
 def page_texts(session: Session, examples: Sequence[Example]) -> list[Any]:
@@ -51,6 +51,7 @@ def page_texts(session: Session, examples: Sequence[Example]) -> list[Any]:
         gr.update(label=words("exp_open")),
         *[gr.update(label=words(key)) for key in TABS],
         gr.update(value=example_strip(examples, session.shown.example, words)),
+        gr.update(value=found_line(session.found, words)),
     ]
 
 
@@ -70,6 +71,11 @@ def example_strip(examples: Sequence[Example], current: str, words: Words) -> st
         for i, example in enumerate(examples)
     )
     return f'<div class="exs"><small>{esc(words("examples"))}</small>{buttons}</div>'
+
+
+def found_line(found: str, words: Words) -> str:
+    """Return the engine's sentence on the hardware that it runs on."""
+    return f'<p class="notice">{esc(words.sentence(found))}</p>'
 
 
 def _thumbnail(example: Example) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from macs.engine.intake import open_image
 from macs.trace import Trace
 
 HATCH = (  # the pattern of waiting, which every figure shares
@@ -27,13 +28,12 @@ class Picture:
 
 
 def pictures(trace: Trace) -> tuple[Picture, ...]:
-    """Return the trace's pictures, reduced to what the page needs."""
+    """Return the trace's pictures, reduced to what the page needs; raises ValueError, as the intake does, if one is none."""
     return tuple(_picture(data) for data in trace.images)
 
 
 def _picture(data: bytes) -> Picture:
-    with Image.open(io.BytesIO(data)) as opened:
-        image = opened.convert("RGB")
+    image = open_image(data).image  # a trace file may hold anything
     width, height = image.size
     image.thumbnail((SIDE, SIDE))
     packed = min(("PNG", "JPEG"), key=lambda kind: len(_packed(image, kind)))  # drawings are smaller as PNG, photographs as JPEG

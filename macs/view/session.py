@@ -39,8 +39,9 @@ ALL = (*STATUS_REGIONS, *REGIONS, "trade")
 class Session:
     """Mutable, one per tab; its lock makes events that overlap (a slider, a click) apply one after the other."""
 
-    def __init__(self, shown: Shown, curves: Curves | None = None, sent: dict[str, str] | None = None) -> None:
+    def __init__(self, shown: Shown, curves: Curves | None = None, sent: dict[str, str] | None = None, found: str = "") -> None:
         self.shown = shown
+        self.found = found  # the engine's sentence on the hardware that it runs on
         self.curves = curves  # the last ones computed; of use while they fit what is shown
         self.lang = LANGUAGES[0]
         self.status = READY
@@ -53,7 +54,7 @@ class Session:
 
     def __deepcopy__(self, memo: dict) -> Session:
         """Return a new tab's session: gradio copies the first one for each; the content is immutable and shared."""
-        return Session(self.shown, self.curves, self.sent)
+        return Session(self.shown, self.curves, self.sent, self.found)
 
     @property
     def words(self) -> Words:
