@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 
 import numpy as np
 
-from macs.config import preset
+from macs.config import NAMED, preset
 from macs.engine.compare import NAMES, Comparison, alone, baseline_policy
 from macs.trace import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Trace
 from macs.trace_file import MAX_BYTES, load_trace, save_trace
-from macs.view.settings import BASELINE_PRESETS, FIELDS, values_of
+from macs.view.settings import FIELDS, values_of
 from macs.view.shown import Shown, settings_of
 from macs.view.words import Words
 
@@ -57,7 +57,7 @@ def _together(read: dict[str, Trace]) -> Comparison:
     """Return four traces of a file as one run; raises ValueError if they are not four policies on one input."""
     own, presets = read["policy"], [read[name].policy.preset for name in NAMES]
     inputs = [(t.ep_size, t.num_experts, t.top_k, t.images, t.lacks, t.tokens.id_T.tolist(), [x.layer for x in t.layers]) for t in read.values()]
-    roles = presets[0] == "vanilla" and presets[1] == presets[2] and presets[2] in BASELINE_PRESETS if own.scored else set(presets) == {"vanilla"}
+    roles = presets[0] == "vanilla" and presets[1] == presets[2] and presets[2] in NAMED if own.scored else set(presets) == {"vanilla"}
     if not roles or any(other != inputs[0] for other in inputs):
         raise ValueError("The four traces of this file are not four policies on one input; save it again with the workbench.")
     return Comparison(**read, same_time_reached=read["same_time"].straggler() >= own.straggler() - 1e-9)
