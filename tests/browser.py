@@ -85,6 +85,15 @@ def upload(page: Page, file: Path) -> None:
     expect(page.locator("#upload img")).to_have_attribute("src", re.compile(f"{file.name}$"))
 
 
+def assert_fault(page: Page, field: str, sentence: str) -> None:
+    """Check that an error stands at its field: the sentence beside it, the field marked and described by it."""
+    expect(page.locator("#field-error")).to_have_text(sentence)
+    expect(page.locator(f"#{field}.faulty")).to_have_count(1)
+    assert page.locator(f"#{field}[aria-describedby=field-error], #{field} [aria-describedby=field-error]").count() >= 1
+    note, box = page.locator("#field-error").bounding_box(), page.locator(f"#{field}").bounding_box()
+    assert note["y"] - (box["y"] + box["height"]) < 60, "the sentence stands elsewhere"
+
+
 def tab(page: Page, name: str) -> None:
     page.locator(f"#tab_{name}-button").click()
     expect(page.locator(f"#{TABS[f'tab_{name}'][0]}")).to_be_visible()

@@ -13,7 +13,7 @@ from macs.engine.compare import NAMES, compare
 from macs.engine.intake import open_image
 from macs.trace import DROPPED
 from macs.view import reading
-from tests.browser import PHOTO, SIZES, go_to_layer, pressed_layer, recorded, served, set_gamma, upload
+from tests.browser import PHOTO, SIZES, assert_fault, go_to_layer, pressed_layer, recorded, served, set_gamma, upload
 
 PROMPT = "Is the cat awake?"
 
@@ -169,13 +169,14 @@ def test_bad_input_gives_one_sentence_and_the_last_run_stays(page, tmp_path):
     before = page.locator("#ledger table").inner_html()
     page.locator("#prompt textarea").fill("  ")
     page.locator("#run").click()
-    expect(page.locator("#status .error")).to_have_text("Write a prompt first.")
+    assert_fault(page, "prompt", "Write a prompt first.")
+    expect(page.locator("#status .error")).to_have_text("Not taken: correct the marked field.")
     page.locator("#prompt textarea").fill("What is this?")
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"this is no image")
     upload(page, broken)
     page.locator("#run").click()
-    expect(page.locator("#status .error")).to_have_text("This file cannot be read as an image. Use PNG, JPEG, WEBP, GIF, BMP or TIFF.")
+    assert_fault(page, "upload", "This file cannot be read as an image. Use PNG, JPEG, WEBP, GIF, BMP or TIFF.")
     expect(page.locator(".badge")).to_contain_text("showing the last complete run")
     assert page.locator("#ledger table").inner_html() == before
     expect(page.locator("#run")).to_be_enabled()

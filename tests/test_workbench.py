@@ -22,7 +22,7 @@ from macs.engine.intake import open_image
 from macs.trace_file import load_trace, save_trace
 from macs.view import curves, gantt, heat, shown, trade
 from macs.view.words import Words
-from tests.browser import PHOTO, download, pressed_layer, set_gamma, set_slider, tab
+from tests.browser import PHOTO, assert_fault, download, pressed_layer, set_gamma, set_slider, tab
 
 EN = Words("en")
 
@@ -170,7 +170,7 @@ def test_a_trace_file_is_opened(visit, content, tmp_path):
     bad = tmp_path / "bad.npz"
     bad.write_bytes(b"no trace")
     choose(page, bad)
-    expect(page.locator("#status .error")).to_have_text("This file is no trace; choose a file that the page or the command line wrote.")
+    assert_fault(page, "open-trace", "This file is no trace; choose a file that the page or the command line wrote.")
 
 
 def test_the_second_in_line_sees_its_place_and_the_first_can_stop(visit, engine):
@@ -196,13 +196,47 @@ def test_a_failing_engine_gives_one_sentence(visit, engine):
     engine.fail = ValueError("This image makes 2000 visual tokens; at most 1024 run here. Use a smaller one.")
     try:
         page.locator("#run").click()
-        expect(page.locator("#status .error")).to_have_text(f"{engine.fail} The page still shows the last complete run.")
+        assert_fault(page, "upload", f"{engine.fail} The page still shows the last complete run.")
         engine.fail = KeyError("bug")
         page.locator("#run").click()
         expect(page.locator("#status .error")).to_contain_text("The run failed in the model (KeyError).")
+        expect(page.locator("#field-error")).to_have_count(0)
         expect(page.locator("#run")).to_be_enabled()
     finally:
         engine.fail = None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("eps", "7", "eps 为 7；请用 1e-12 到 1 的数。"),
+        ("seed", "-1", "seed 为 -1；请用 0 到 2147483647 的整数。"),
+    ],
+)
+def test_a_setting_that_cannot_be_taken_is_said_at_its_field(visit, field, value, sentence):
+    page = visit("?lang=zh")
+    before = page.locator("#ledger table").inner_html()
+    page.locator(".more").click()
+    box = page.locator(f"#set-{field} input")
+    good = box.input_value()
+    box.fill(value)
+    box.press("Tab")
+    assert_fault(page, f"set-{field}", sentence)
+    assert page.locator("#ledger table").inner_html() == before and box.get_attribute("aria-invalid") == "true"
+    box.fill(good)
+    box.press("Tab")
+    expect(page.locator("#field-error")).to_have_count(0)
+    assert page.locator(".faulty, [aria-invalid=true]").count() == 0
+
+
+def test_a_number_beyond_a_slider_is_taken_as_its_end(visit, content):
+    page = visit()
+    set_slider(page, "gamma", 99)
+    expect(page.locator('tr[data-row="policy"] th small')).to_contain_text("γ 2.50")
+    expect(page.locator("#set-gamma input[type=number]")).to_have_value("2.5")
+    planned = content.run.plan(preset("macs", gamma=2.5)).policy.layers[content.layer]
+    label = f"kept {planned.kept}, rerouted {planned.rerouted}, dropped {planned.dropped}"
+    expect(page.locator('tr[data-row="policy"] .stack')).to_have_attribute("aria-label", label)
 
 
 def test_settings_moved_during_a_run_apply_to_its_result(visit, engine):

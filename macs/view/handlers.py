@@ -10,10 +10,13 @@ from macs.engine.base import Engine, Request
 from macs.engine.intake import open_image
 from macs.view import curves, export, job, settings, shown
 from macs.view.examples import Example
+from macs.view.faults import field_of
 from macs.view.header import READY, Status, progress
 from macs.view.session import Session
+from macs.view.words import Words
 
 Changes = dict[str, str]
+EN = Words("en")  # in which errors are raised; ``_fault`` says them in the session's language
 
 
 def adjust(session: Session, values: Mapping[str, Any]) -> Changes:
@@ -24,8 +27,13 @@ def adjust(session: Session, values: Mapping[str, Any]) -> Changes:
             session.shown = shown.plan(session.shown, *session.wanted)
             session.status = session.status if session.running else READY
         except ValueError as error:
-            session.status = Status("error", session.words.sentence(str(error)))
+            session.status = _fault(session, error)
         return session.changes()
+
+
+def _fault(session: Session, error: ValueError, field: str = "") -> Status:
+    """Return the status that says an error at the field that caused it."""
+    return Status("error", session.words.sentence(str(error)), field=field or field_of(str(error)))
 
 
 def look(session: Session, **where: Any) -> Changes:
@@ -87,7 +95,7 @@ def open_file(session: Session, path: str) -> tuple[Changes, bool]:
     try:
         content = shown.open_run(export.opened(path), "file", beside=session.shown.beside)
     except ValueError as error:
-        return session.status_changes(Status("error", session.words.sentence(str(error)))), False
+        return session.status_changes(_fault(session, error, "open-trace")), False
     with session.lock:
         session.shown = content
         session.status = session.status if session.running else READY
@@ -117,7 +125,7 @@ def start(session: Session, engine: Engine, line: job.Line, picture: str | None,
         order, notices = _order(session, picture, prompt, values)
     except ValueError as error:
         session.running = False
-        yield session.status_changes(Status("error", session.words.sentence(str(error))))
+        yield session.status_changes(_fault(session, error))
         return
     try:
         yield session.status_changes(Status("running", session.words("st_start")))
@@ -132,11 +140,11 @@ def start(session: Session, engine: Engine, line: job.Line, picture: str | None,
 
 def _order(session: Session, picture: str | None, prompt: str, values: Mapping[str, Any]) -> tuple[job.Order, tuple[str, ...]]:
     if not (prompt or "").strip():
-        raise ValueError(session.words("err_prompt"))
+        raise ValueError(EN("err_prompt"))
     session.wanted = settings.policy_of(values), values["baseline"], values["ep_size"]
     length = values["max_new_tokens"]
     if not isinstance(length, (int, float)) or length != int(length) or not 1 <= length <= 512:
-        raise ValueError(f"The longest answer is {length!r}; use a whole number from 1 to 512.")
+        raise ValueError(f"max_new_tokens is {length!r}; use a whole number from 1 to 512.")
     opened = open_image(picture) if picture else None
     request = Request(prompt, opened.image if opened else None, int(length))
     return job.Order(request, *session.wanted), opened.notices if opened else ()
@@ -157,7 +165,7 @@ def _end(session: Session, outcome: job.Outcome, about: Mapping[str, Any]) -> Ch
         if outcome.stopped:
             return session.status_changes(Status("note", words("st_stopped")))
         text = words.sentence(outcome.error) if outcome.error else words("st_crash", what=outcome.crash)
-        return session.status_changes(Status("error", f"{text} {words('st_kept')}"))
+        return session.status_changes(Status("error", f"{text} {words('st_kept')}", field=field_of(outcome.error)))
     with session.lock:
         session.status = READY
         before = session.shown

@@ -18,9 +18,11 @@ class Status:
     kind: str = "ready"  # "ready", "running", "note" or "error"
     text: str = ""  # plain
     share: float = 0.0  # of a run that is done
+    field: str = ""  # element id of the field that caused an error; page.js puts the text there
 
 
 READY = Status()
+NO_RUN = ("set-", "open-trace")  # fields whose errors have stopped no run
 
 
 def header(shown: Shown, words: Words, status: Status = READY) -> str:
@@ -37,7 +39,7 @@ def header(shown: Shown, words: Words, status: Status = READY) -> str:
 
 def badge(shown: Shown, words: Words, status: Status) -> str:
     """Return the badge: where the answers come from, and whether times are modelled or measured."""
-    if status.kind == "error":
+    if status.kind == "error" and not status.field.startswith(NO_RUN):
         return words.html("bd_error")
     trace = shown.policy
     measured = shown.measured and not shown.stale
@@ -60,11 +62,12 @@ def model_name(shown: Shown) -> str:
 
 def status_line(shown: Shown, words: Words, status: Status = READY) -> str:
     """Return the line under Run: progress, an error in one sentence, or what the page shows."""
-    text = status.text or _resting(shown, words)
+    text = words("st_field") if status.field else status.text or _resting(shown, words)
+    fault = f' data-field="{esc(status.field)}" data-text="{esc(status.text)}"' if status.field else ""
     bar = f'<span class="prog"><i style="width:{100 * status.share:.0f}%"></i></span>' if status.kind == "running" else ""
     stale = " stale" if shown.stale and status.kind == "ready" else ""
     notices = "".join(f'<p class="notice">{esc(words.sentence(notice))}</p>' for notice in shown.notices)
-    return f'<p class="status {status.kind}{stale}">{esc(text)}{bar}</p>{notices}'
+    return f'<p class="status {status.kind}{stale}"{fault}>{esc(text)}{bar}</p>{notices}'
 
 
 def _resting(shown: Shown, words: Words) -> str:

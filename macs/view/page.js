@@ -183,6 +183,31 @@
     return best;
   }
 
+  // ---- an error stands at the field that caused it
+  const homes = { upload: "input", prompt: "input", "open-trace": "downloads" }; // where the sentence goes, if not into the field itself
+  function fault() {
+    const said = document.querySelector(".status[data-field]"), old = document.getElementById("field-error");
+    const field = said && document.getElementById(said.dataset.field);
+    if (old && old.textContent === said?.dataset.text && old.dataset.of === said.dataset.field) return;
+    old?.remove();
+    all(".faulty").forEach((element) => element.classList.remove("faulty"));
+    all("[aria-describedby=field-error]").forEach((element) => ["aria-invalid", "aria-describedby"].forEach((name) => element.removeAttribute(name)));
+    if (!field) return;
+    const note = document.createElement("p");
+    Object.assign(note, { id: "field-error", className: "field-error", textContent: said.dataset.text });
+    note.setAttribute("role", "alert");
+    note.dataset.of = said.dataset.field;
+    (document.getElementById(homes[field.id]) || field).append(note);
+    field.classList.add("faulty");
+    const parts = all("textarea, input:not([type=file]), button", field);
+    for (const input of field.matches("button") ? [field] : parts) {
+      input.setAttribute("aria-describedby", note.id);
+      if (!input.matches("button, [type=range], [type=radio]")) input.setAttribute("aria-invalid", "true");
+    }
+    field.closest("#settings")?.classList.add("open");
+    note.scrollIntoView({ block: "nearest" });
+  }
+
   // ---- answers of overlapping events may come in another order than they were given; then the page asks for everything
   const newest = new Map();
   function inOrder() {
@@ -209,6 +234,7 @@
     const lang = document.querySelector("header[data-lang]")?.dataset.lang;
     if (lang) document.documentElement.lang = lang === "zh" ? "zh-Hans" : lang;
     mark();
+    fault();
     pressed();
     rove();
     observer.observe(document.body, { childList: true, subtree: true });

@@ -35,6 +35,15 @@ class PictureInput(gr.Image):
         return None if payload is None else payload.path
 
 
+class BoundedSlider(gr.Slider):
+    """gr.Slider that takes the nearer end for a number typed beyond it, as its box then shows, instead of failing."""
+
+    is_template = True
+
+    def preprocess(self, payload: float) -> float:
+        return min(max(payload, self.minimum), self.maximum)
+
+
 def build(field: Field, value: Any, words: Words, ep_sizes: tuple[int, ...]) -> gr.components.Component:
     """Return the control of one field."""
     common = {"label": words(field.word), "value": value, "elem_id": f"set-{field.name}", "interactive": True}
@@ -46,7 +55,7 @@ def build(field: Field, value: Any, words: Words, ep_sizes: tuple[int, ...]) -> 
         step = {"precision": 0} if field.step == 1 else {}
         return gr.Number(info=words(f"{field.word}_i"), **step, **common)
     info = {} if field.name in ("delta", "gamma") else {"info": words(f"{field.word}_i")}
-    return gr.Slider(field.low, field.high, step=field.step, **info, **common)
+    return BoundedSlider(field.low, field.high, step=field.step, **info, **common)
 
 
 def _choices(field: Field, words: Words, ep_sizes: tuple[int, ...]) -> list[tuple[str, Any]]:
