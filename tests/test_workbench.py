@@ -215,6 +215,7 @@ def test_a_failing_engine_gives_one_sentence(visit, engine):
 )
 def test_a_setting_that_cannot_be_taken_is_said_at_its_field(visit, field, value, sentence):
     page = visit("?lang=zh")
+    expect(page.locator("#run")).to_have_text("运行")
     before = page.locator("#ledger table").inner_html()
     page.locator(".more").click()
     box = page.locator(f"#set-{field} input")
