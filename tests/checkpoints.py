@@ -193,11 +193,12 @@ def glm_processor() -> Any:
     return hf.Glm4vProcessor(hf.Glm4vImageProcessor(**sizes), words, hf.Glm4vVideoProcessor(**sizes), chat_template=pictures)
 
 
-def internvl_processor() -> Any:
+def internvl_processor(side: int = 32, tokens: int = 16) -> Any:
     roles = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>", "video_token": "<video>"}
     words = tokenizer("<IMG_CONTEXT>", "<video>", "<img>", "</img>", **roles)
-    images = hf.GotOcr2ImageProcessor(size={"height": 32, "width": 32}, min_patches=1, max_patches=6, crop_to_patches=True)
-    return hf.InternVLProcessor(images, words, hf.InternVLVideoProcessor(size={"height": 32, "width": 32}), image_seq_length=16, chat_template=template("<IMG_CONTEXT>"))
+    size = {"height": side, "width": side}
+    images = hf.GotOcr2ImageProcessor(size=size, min_patches=1, max_patches=6, crop_to_patches=True)
+    return hf.InternVLProcessor(images, words, hf.InternVLVideoProcessor(size=size), image_seq_length=tokens, chat_template=template("<IMG_CONTEXT>"))
 
 
 def kimi_words() -> Any:

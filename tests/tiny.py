@@ -96,12 +96,13 @@ def glm(seed: int = 1) -> Any:
     return _randomised(hf.Glm4vMoeForConditionalGeneration(config), seed)
 
 
-def internvl(seed: int = 2) -> Any:
-    """InternVL with Qwen3-MoE: softmax router that does not normalise; 16 visual tokens a 32-pixel tile."""
+def internvl(seed: int = 2, side: int = 32, patch: int = 4) -> Any:
+    """InternVL with Qwen3-MoE: softmax router that does not normalise; 16 visual tokens a 32-pixel tile, or 256 a published one of 448."""
     config = hf.InternVLConfig(
         text_config=_TEXT | {"model_type": "qwen3_moe", "num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "norm_topk_prob": False},
-        vision_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": [32, 32], "patch_size": [4, 4]},
-        image_token_id=IMAGE, image_seq_length=16,
+        vision_config={"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": [side, side],
+                       "patch_size": [patch, patch]},
+        image_token_id=IMAGE, image_seq_length=(side // patch // 2) ** 2,
     )  # fmt: skip
     return _randomised(hf.InternVLForConditionalGeneration(config), seed)
 

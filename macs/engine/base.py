@@ -57,6 +57,9 @@ class Request:
     image: Image | None = None
     max_new_tokens: int = 24
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", self.prompt.encode("utf-8", "replace").decode())  # no file and no page can hold a lone surrogate
+
 
 @dataclass(frozen=True)
 class Progress:

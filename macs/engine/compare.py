@@ -71,9 +71,10 @@ def compare(
 
         return engine.run(request, what, ep_size=ep_size, reference=reference, hooks=Hooks(report, hooks.stop))
 
+    counted = baseline_policy(baseline, policy, policy.gamma)  # refuses what is no baseline before anything runs
     vanilla = run(0, preset("vanilla", entropy_source=policy.entropy_source, delta=policy.delta, normalize=policy.normalize))
     chosen = run(1, policy, vanilla)
-    same_gamma = run(2, baseline_policy(baseline, policy, policy.gamma), vanilla)
+    same_gamma = run(2, counted, vanilla)
     gamma, reached = equal_time_gamma(vanilla.trace, chosen.trace.straggler(), baseline, chosen.trace.ep_size, policy)
     same_time = run(3, baseline_policy(baseline, policy, gamma), vanilla)
     return Comparison(vanilla.trace, same_gamma.trace, same_time.trace, chosen.trace, reached)

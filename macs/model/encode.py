@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 
 import numpy as np
+from transformers.utils.chat_template_utils import _CONTROL_TOKEN_END, _CONTROL_TOKEN_START
 
 from macs.model.layout import lay_out
 from macs.model.load import Loaded
@@ -25,7 +27,7 @@ def encode(loaded: Loaded, prompt: str, image: Any = None) -> Any:
         raise ValueError("Write a prompt first.")
     _check_length(loaded, prompt)
     content = [{"type": "image", "image": image}] if image is not None else []
-    messages = [{"role": "user", "content": [*content, {"type": "text", "text": prompt}]}]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": _spelled(loaded.processor, prompt)}]}]
     with _tokenizing:
         batch = loaded.processor.apply_chat_template(
             messages,
@@ -33,11 +35,26 @@ def encode(loaded: Loaded, prompt: str, image: Any = None) -> Any:
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
-            sanitize_control_tokens=True,
+            processor_kwargs={"sanitize_control_tokens": True},
         )
     batch.picture_sizes = [] if image is None else [image.size]  # what tiles and paddings are placed by
     _check_image(loaded, batch, expected=image is not None)
     return batch.to(loaded.model.device)
+
+
+def _spelled(processor: Any, prompt: str) -> str:
+    """Return the prompt with every control token broken by a mark at which the tokenizer splits, and which it then leaves out.
+
+    transformers' own ``sanitize_control_tokens`` of a chat leaves them whole until the tokenizer is called, and some
+    processors count image placeholders before that.
+    """
+    tokenizer = processor.tokenizer
+    prompt = prompt.replace(_CONTROL_TOKEN_START, "").replace(_CONTROL_TOKEN_END, "")  # a mark that was typed breaks nothing
+    names = [name for name in tokenizer._get_control_tokens(processor.chat_template or tokenizer.chat_template or "") if len(name) > 1]
+    control = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
+    while control.search(prompt):  # what is left of a broken one may hold another
+        prompt = control.sub(lambda found: found[0][0] + _CONTROL_TOKEN_START + found[0][1:], prompt)
+    return prompt
 
 
 def _check_length(loaded: Loaded, prompt: str) -> None:

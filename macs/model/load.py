@@ -16,6 +16,7 @@ from transformers.utils import logging
 from macs.config import check_ep_size
 from macs.model.anatomy import Anatomy, dissect
 from macs.model.calibration import find_calibration
+from macs.model.memory import check_memory, weight_bytes, weight_type
 from macs.model.parallel import distributed_config
 from macs.model.published import Source, open_processor, open_source
 
@@ -67,6 +68,8 @@ def load(
     placed = _placement(blank, source.config, device, device_map, ranks, exchange)
     if local and not has_weights(name):
         raise ValueError(f"The folder {Path(name).name!r} has a config but no weights; copy its .safetensors files into it.")
+    if not device_map and not quantisation(source.config):  # accelerate spreads what does not fit; quantised sizes are not known from a config
+        check_memory(_shown(name), weight_bytes(blank, weight_type(source.config, dtype), _expert_parameters(blank), ranks), device, ranks)
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # in a log or a pipe a bar is noise between two sentences
     try:
@@ -161,6 +164,10 @@ def _placement(blank: nn.Module, config: Any, device: Any, device_map: str | Non
     if device_map:
         return {"device_map": device_map}
     return {"device_map": {"": device}} if quantisation(config) else {}  # some quantised modules cannot be moved
+
+
+def _expert_parameters(blank: nn.Module) -> int:
+    return sum(parameter.numel() for layer in dissect(blank).layers for parameter in layer.experts.parameters())
 
 
 def count_experts(name_or_path: str | Path, trust_remote_code: bool = False) -> int:

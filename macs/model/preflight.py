@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from macs.config import check_ep_size
 from macs.model.anatomy import dissect
 from macs.model.load import quantisation, read_source, without_weights
+from macs.model.memory import host_memory, weight_bytes, weight_type
 
 INDEX = "model.safetensors.index.json"
 
@@ -49,7 +49,7 @@ class Preflight:
     rank_bytes: dict[int, int]  # of one rank, by number of ranks
     refused: dict[int, str]  # why not, by number of ranks
     gpus: tuple[tuple[str, int], ...]  # name and memory
-    host_bytes: int  # memory of this machine
+    host_bytes: int  # memory of this machine that this process may use
     supports: dict[str, str]  # run, ranks, overlay, video, calibration: "yes", or why not
 
     @property
@@ -69,8 +69,7 @@ def preflight(name: str, sizes: tuple[int, ...] = (2, 4, 8), trust_remote_code: 
     anatomy, method, files = dissect(blank), quantisation(config), weight_files(name)
     total = sum(parameter.numel() for parameter in blank.parameters())
     experts = sum(parameter.numel() for layer in anatomy.layers for parameter in layer.experts.parameters())
-    dtype = _dtype(config)
-    width = torch.empty((), dtype=dtype, device="meta").element_size()
+    dtype = weight_type(config)
     refused = {g: why for g in sizes if (why := _refusal(blank, anatomy.num_experts, method, g))}
     return Preflight(
         name=Path(name).name if Path(name).is_dir() else name,
@@ -87,11 +86,11 @@ def preflight(name: str, sizes: tuple[int, ...] = (2, 4, 8), trust_remote_code: 
         dtype=str(dtype).removeprefix("torch."),
         quantised=method,
         files=files,
-        process_bytes=(files and files.bytes) if method else total * width,
-        rank_bytes={g: (total - experts + experts // g) * width for g in sizes if g not in refused},
+        process_bytes=(files and files.bytes) if method else weight_bytes(blank, dtype),
+        rank_bytes={g: weight_bytes(blank, dtype, experts, g) for g in sizes if g not in refused},
         refused=refused,
         gpus=tuple((torch.cuda.get_device_name(i), torch.cuda.mem_get_info(i)[1]) for i in range(torch.cuda.device_count())),
-        host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        host_bytes=host_memory(),
         supports=_supports(blank, anatomy.family, method),
     )
 
@@ -114,12 +113,6 @@ def _supports(blank: nn.Module, family: Any, method: str | None) -> dict[str, st
         "video": "yes" if family.video else "no: the places of frames are not known here",
         "calibration": "yes",
     }
-
-
-def _dtype(config: Any) -> torch.dtype:
-    """Return the type of the weights in memory: what the config says, else transformers' default."""
-    found = config.dtype or config.get_text_config().dtype or torch.float32
-    return getattr(torch, found) if isinstance(found, str) else found
 
 
 def weight_files(name: str) -> Files | None:

@@ -142,11 +142,9 @@ def _order(session: Session, picture: str | None, prompt: str, values: Mapping[s
     if not (prompt or "").strip():
         raise ValueError(EN("err_prompt"))
     session.wanted = settings.policy_of(values), values["baseline"], values["ep_size"]
-    length = values["max_new_tokens"]
-    if not isinstance(length, (int, float)) or length != int(length) or not 1 <= length <= 512:
-        raise ValueError(f"max_new_tokens is {length!r}; use a whole number from 1 to 512.")
+    length = settings.answer_length(values["max_new_tokens"])
     opened = open_image(picture) if picture else None
-    request = Request(prompt, opened.image if opened else None, int(length))
+    request = Request(prompt, opened.image if opened else None, length)
     return job.Order(request, *session.wanted), opened.notices if opened else ()
 
 

@@ -17,6 +17,7 @@ MAX_WINDOWS = 1024  # more patches than this are too small for windows; colour t
 MAX_STRIPS = 4  # slots drawn side by side; above it the lost share fills the patch
 KEY = (0.1, 0.25, 0.5, 1.0)  # weights in the map's key
 KEY_SIDE = 23  # pixels of the key's largest square
+EQUAL = 0.005  # weights that differ by less are written alike
 ENTROPY_STUDY = DEMO_MODEL.parent / "results" / "entropy.json"
 
 
@@ -53,6 +54,8 @@ def weights(shown: Shown, words: Words) -> str:
     notes = [words("weights_s"), total]
     if trace.policy.load == "tokens":
         notes.insert(0, words("weights_all_one", name=words.policy(trace.policy.preset)))
+    if np.ptp(w_T[visual_T]) < EQUAL:  # a plain picture, a single patch, or a δ of 0
+        notes.insert(0, words("weights_equal", w=num(w_T[visual_T].mean())))
     notes.append(proxy_note(trace, shown.number, words))
     key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
     return (

@@ -14,7 +14,8 @@ from macs.view import curves, page_events, shown
 from macs.view.examples import Example
 from macs.view.job import Line
 from macs.view.page_api import add_api
-from macs.view.page_fields import Page, PictureInput, build
+from macs.view.page_fields import PictureInput, build
+from macs.view.page_intake import Page
 from macs.view.page_texts import TABS, beside_choices, beside_label, example_strip, found_line
 from macs.view.session import Session, render
 from macs.view.settings import FIELDS, PANEL, SLIDERS, divisors, values_of

@@ -7,23 +7,23 @@ from typing import Any, Callable
 
 import gradio as gr
 
-from macs.config import NAMED, preset
+from macs.config import NAMED, Policy, preset
 from macs.engine.base import Engine, EngineFailure, Request
 from macs.engine.compare import NAMES, Comparison, compare
 from macs.engine.intake import open_image
 from macs.engine.run_command import document
 from macs.trace_file import load_trace
 from macs.view.job import Line
-from macs.view.page_fields import PictureInput
-from macs.view.settings import BASELINE, DEFAULT_LENGTH
+from macs.view.page_fields import NumberInput, PictureInput
+from macs.view.settings import BASELINE, DEFAULT_LENGTH, answer_length, within_reach
 
 
 def add_api(engine: Engine, line: Line) -> None:
     """Add the endpoints /compare and /schedule to the page that is being built; their parameters are unseen components."""
     with gr.Group(visible=False):
         policy = gr.Dropdown(list(NAMED), value="macs", label="policy")
-        gamma, delta, rho = (gr.Number(value, label=name) for name, value in (("gamma", 1.0), ("delta", 1.0), ("rho", 0.5)))
-        ep_size = gr.Number(engine.info.ep_size, precision=0, label="ep_size")
+        gamma, delta, rho = (NumberInput(value, label=name) for name, value in (("gamma", 1.0), ("delta", 1.0), ("rho", 0.5)))
+        ep_size = NumberInput(engine.info.ep_size, precision=0, label="ep_size")
         _add_compare(engine, line, [policy, gamma, delta, rho, ep_size])
         _add_schedule([policy, gamma, delta, rho, ep_size])
 
@@ -31,7 +31,7 @@ def add_api(engine: Engine, line: Line) -> None:
 def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Component]) -> None:
     prompt, image = gr.Textbox(label="prompt"), PictureInput(type="filepath", image_mode=None, label="image")
     baseline = gr.Dropdown(list(NAMED), value=BASELINE, label="baseline")
-    length = gr.Number(DEFAULT_LENGTH, precision=0, label="max_new_tokens")
+    length = NumberInput(DEFAULT_LENGTH, precision=0, label="max_new_tokens")
 
     def run(
         prompt: str,
@@ -50,8 +50,8 @@ def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Compon
         """
         try:
             request = _request(prompt, image, max_new_tokens)
-            chosen = preset(policy, gamma=gamma, delta=delta, rho=rho)
-            result = _in_line(line, lambda: compare(engine, request, chosen, baseline=baseline, ep_size=ep_size))
+            chosen = _policy(policy, gamma=gamma, delta=delta, rho=rho)
+            result = _in_line(line, lambda: compare(engine, request, chosen, baseline=baseline, ep_size=_whole(ep_size)))
         except (ValueError, EngineFailure) as error:
             raise gr.Error(str(error)) from None
         return {name: document(trace) | {"kl": trace.kl} for name in NAMES for trace in [getattr(result, name)]}
@@ -72,9 +72,18 @@ def _in_line(line: Line, work: Callable[[], Comparison]) -> Comparison:
 def _request(prompt: str, image: str | None, length: int) -> Request:
     if not (prompt or "").strip():
         raise ValueError("Write a prompt first.")
-    if length is None or length < 1:
-        raise ValueError(f"max_new_tokens is {length!r}; use 1 or more.")
+    length = answer_length(length)
     return Request(prompt, open_image(image).image if image else None, length)
+
+
+def _policy(name: Any, **numbers: Any) -> Policy:
+    """Return a preset with numbers that the page's own sliders reach."""
+    return preset(name, **{field: within_reach(field, value) for field, value in numbers.items()})
+
+
+def _whole(ep_size: Any) -> Any:
+    """Return 4.0, as some programs write a 4, as 4; anything else as it is, for the engine to judge."""
+    return int(ep_size) if isinstance(ep_size, float) and ep_size.is_integer() else ep_size
 
 
 def _add_schedule(settings: list[gr.components.Component]) -> None:
@@ -83,7 +92,10 @@ def _add_schedule(settings: list[gr.components.Component]) -> None:
     def schedule(trace: str, policy: str, gamma: float, delta: float, rho: float, ep_size: int) -> dict[str, Any]:
         """Schedule a recorded trace again under another policy, without the model; returns the document of a run."""
         try:
-            return document(load_trace(trace).reschedule(preset(policy, gamma=gamma, delta=delta, rho=rho), ep_size=ep_size))
+            if not trace:
+                raise ValueError("Choose a trace file first.")
+            chosen = _policy(policy, gamma=gamma, delta=delta, rho=rho)
+            return document(load_trace(trace).reschedule(chosen, ep_size=_whole(ep_size)))
         except ValueError as error:
             raise gr.Error(str(error)) from None
 

@@ -10,22 +10,6 @@ from macs.view.settings import FIELDS, Field
 from macs.view.words import Words
 
 
-class Page(gr.Blocks):
-    """gr.Blocks that takes files and not their addresses: whatever a caller names, nothing is fetched."""
-
-    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-        if _names_address(inputs):
-            raise gr.Error("Send the file itself; addresses are not fetched.", print_exception=False)
-        return await super().preprocess_data(block_fn, inputs, *args, **kwargs)
-
-
-def _names_address(value: Any) -> bool:
-    """Return whether a file anywhere in what a caller sent lies at an address; gradio would fetch it."""
-    if isinstance(value, dict):
-        return "://" in str(value.get("path")) or any(map(_names_address, value.values()))
-    return isinstance(value, list) and any(map(_names_address, value))
-
-
 class PictureInput(gr.Image):
     """gr.Image that hands the file over unread: the intake says in one sentence what is wrong with it."""
 
@@ -33,6 +17,15 @@ class PictureInput(gr.Image):
 
     def preprocess(self, payload: Any) -> str | None:
         return None if payload is None else payload.path
+
+
+class NumberInput(gr.Number):
+    """gr.Number that hands the value over unread: gradio lets NaN through and answers text with a traceback."""
+
+    is_template = True
+
+    def preprocess(self, payload: Any) -> Any:
+        return payload
 
 
 class BoundedSlider(gr.Slider):
@@ -53,7 +46,7 @@ def build(field: Field, value: Any, words: Words, ep_sizes: tuple[int, ...]) -> 
         return gr.Radio(choices=_choices(field, words, ep_sizes), info=words(f"{field.word}_i"), elem_classes="seg-radio", **common)
     if field.kind == "number":
         step = {"precision": 0} if field.step == 1 else {}
-        return gr.Number(info=words(f"{field.word}_i"), **step, **common)
+        return NumberInput(info=words(f"{field.word}_i"), **step, **common)
     info = {} if field.name in ("delta", "gamma") else {"info": words(f"{field.word}_i")}
     return BoundedSlider(field.low, field.high, step=field.step, **info, **common)
 

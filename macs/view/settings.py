@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Mapping
 
-from macs.config import CHOICES, NAMED, Policy
+from macs.config import CHOICES, NAMED, Policy, checked_number
 from macs.view.words import Words
 
 BASELINE = "token_drop"
@@ -82,6 +82,21 @@ def policy_of(values: Mapping[str, Any]) -> Policy:
 def axes_of(name: str) -> tuple[str, ...]:
     """Return what a policy's name sets, in the order of ``AXES``."""
     return tuple(({"entropy_order": "own"} | NAMED[name])[axis] for axis in AXES)
+
+
+def within_reach(name: str, value: Any) -> float:
+    """Return a number that the page's slider of this name reaches; raises ValueError with one sentence otherwise."""
+    field = next(field for field in FIELDS if field.name == name)
+    return checked_number(name, value, field.low, field.high)
+
+
+def answer_length(value: Any) -> int:
+    """Return the most tokens of an answer; raises ValueError with one sentence on what is no such number."""
+    field = next(field for field in FIELDS if field.name == "max_new_tokens")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not field.low <= value <= field.high or value != int(value):
+        raise ValueError(f"max_new_tokens is {value!r}; use a whole number from {field.low:g} to {field.high:g}.")
+    return int(value)
 
 
 def divisors(experts: int) -> tuple[int, ...]:
