@@ -122,6 +122,42 @@ def test_a_baseline_that_took_another_time_is_not_called_the_same(content):
     assert f"takes {slow.straggler():.2f}×" in trade.sentence(off, EN)
 
 
+def least_gamma(trace, target: float) -> float:
+    """The least hundredth at which token drop is as slow as ``target`` on the trace's own routing."""
+    for gamma in np.arange(1, 801) / 100:
+        slow = []
+        for layer in trace.layers:
+            routed_N = np.bincount(layer.expert_TK.flatten(), minlength=16)
+            slow.append(np.minimum(routed_N, np.ceil(gamma * layer.pairs / 16 - 1e-9)).reshape(4, 4).sum(1).max() / (layer.pairs / 4))
+        if np.mean(slow) >= target - 1e-9:
+            return gamma
+
+
+def test_equal_time_is_set_from_the_baselines_own_run(content):
+    other = compare(FakeEngine(), Request("Another prompt here", Image.open(PHOTO)), preset("macs", gamma=0.6)).vanilla
+    ran = other.reschedule(preset("token_drop", gamma=2.0))  # its routers saw other hidden states, and it took another time
+    run = replace(content.run, same_time=replace(ran, answer="two"))
+    near = replace(content, run=run, now=run)
+    gamma = least_gamma(other, content.run.policy.straggler())
+    assert near.same_time == "near" and f"Equal time: token count at γ {gamma:.2f}" in trade.render(near, EN)
+    set_ = shown.equalized(near)
+    assert set_.now.same_time.policy.gamma == pytest.approx(gamma) and set_.same_time == "met" and set_.beside == "same_time"
+    assert f"Equal time is set: token count at γ {gamma:.2f}" in trade.render(set_, EN)
+    markup = ledger.render(set_, EN)
+    assert markup.count('class="from"') == 1 and "from γ 2.00, δ 1.0" in markup.split('data-row="same_time"')[1]  # the one answer that waits
+    assert set_.now.policy.layers[0].decision.status_TC.tolist() == run.policy.layers[0].decision.status_TC.tolist()
+
+
+def test_where_equal_time_cannot_be_set_the_page_says_so(content):
+    policy = content.run.policy.policy
+    fixed = shown.plan(content, policy, "vanilla", 4)
+    slow = fixed.now.same_time.straggler()
+    assert f"Equal time cannot be set: vanilla drops nothing and has no γ; it always takes {slow:.2f}× the mean." in trade.render(fixed, EN)
+    assert "vanilla has no γ: it takes" in trade.sentence(fixed, EN) and "has no γ" in ledger.render(fixed, EN)
+    never = replace(content, now=replace(content.now, same_time_reached=False, planned=True))
+    assert "Equal time cannot be set: no γ up to 8 makes token count this slow" in trade.render(never, EN)
+
+
 @pytest.mark.parametrize(("ours", "theirs", "vanilla", "key"), [("a", "a", "a", "still"), ("a", "a", "b", "Both answer"), ("a", "b", "a", "answers “a”")])
 def test_findings_compare_the_answers(content, ours, theirs, vanilla, key):
     run = replace(

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from macs.engine.base import Request
 from macs.engine.compare import NAMES, compare
 from macs.engine.intake import open_image
 from macs.trace_file import load_trace, save_trace
-from macs.view import curves, gantt, heat, shown, trade
+from macs.view import curves, export, gantt, heat, shown, trade
 from macs.view.words import Words
 from tests.browser import PHOTO, assert_fault, download, pressed_layer, set_gamma, set_slider, tab
 
@@ -171,6 +172,27 @@ def test_a_trace_file_is_opened(visit, content, tmp_path):
     bad.write_bytes(b"no trace")
     choose(page, bad)
     assert_fault(page, "open-trace", "This file is no trace; choose a file that the page or the command line wrote.")
+
+
+def test_the_button_sets_equal_time(visit, content, tmp_path):
+    page = visit()
+    run = replace(content.run, same_time=content.run.same_time.reschedule(preset("token_drop", gamma=2.0)))
+    file = tmp_path / "slow.zip"
+    file.write_bytes(export.traces(replace(content, run=run)))
+    tab(page, "export")
+    choose(page, file)
+    expect(page.locator(".badge")).to_contain_text("Trace file")
+    gamma = content.run.same_time.policy.gamma  # the same scores: the least that takes the policy's time
+    expect(page.locator("#trade [data-send=equal]")).to_have_text(f"Equal time: token count at γ {gamma:.2f}")
+    page.locator("#beside label", has_text="same γ").click()
+    page.locator("#trade [data-send=equal]").click()
+    row = page.locator('tr[data-row="same_time"]')
+    expect(row.locator("th small")).to_have_text(f"same time, γ {gamma:.2f}")
+    layer = content.run.same_time.layers[pressed_layer(page)]
+    expect(row.locator(".stack")).to_have_attribute("aria-label", f"kept {layer.kept}, rerouted 0, dropped {layer.dropped}")
+    expect(row.locator(".from")).to_have_text("from γ 2.00, δ 1.0")
+    expect(page.locator("#beside label.selected")).to_have_text("same time")
+    assert page.locator("#ledger .from").count() == 1 and page.locator("[data-send=equal]").count() == 0
 
 
 def test_the_second_in_line_sees_its_place_and_the_first_can_stop(visit, engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,14 @@ class Comparison:
             same_time_reached=reached,
             planned=True,
         )
+
+    @cached_property
+    def own_gamma(self) -> tuple[float, bool]:
+        """Return the gamma at which the baseline takes the policy's time on its own run's scores, and whether any does.
+
+        ``compare`` has only vanilla's scores when it chooses a gamma, and the baseline's run then routes otherwise.
+        """
+        return equal_time_gamma(self.same_time, self.policy.straggler(), self.same_time.policy.preset, policy=self.policy.policy)
 
 
 def alone(trace: Trace) -> Comparison:

@@ -13,7 +13,7 @@ from macs.trace import DROPPED, KEPT, PADDING, REROUTED, LayerTrace, Trace
 from macs.view import maps, svg
 from macs.view.gantt import labelled
 from macs.view.ledger import mark_changes, settings_text
-from macs.view.markup import FATE_WORD, esc, heading, num, short
+from macs.view.markup import FATE_WORD, esc, gamma_text, heading, num, short
 from macs.view.select_parts import names
 from macs.view.select_token import visible
 from macs.view.shown import Shown
@@ -129,7 +129,7 @@ def _answers(shown: Shown, words: Words) -> str:
     for trace, against in ((run.vanilla, run.vanilla), (base, run.vanilla), (run.policy, base)):
         text = f"<b>{mark_changes(against.answer, trace.answer)}</b>" if trace.answer else esc(words("no_answer"))
         kl = "–" if trace.kl is None else num(trace.kl, 3)
-        note = "" if trace is run.vanilla else f" <small>{esc(settings_text(trace) if trace is run.policy else f'γ {trace.policy.gamma:.2f}')}</small>"
+        note = "" if trace is run.vanilla else f" <small>{esc(settings_text(trace) if trace is run.policy else gamma_text(trace.policy))}</small>"
         rows += f'<tr><th scope="row">{esc(words.policy(trace.policy.preset))}{note}</th><td>{text}</td><td class="num">{kl}</td></tr>'
     heads = f'<th></th><th scope="col">{esc(words("answer"))}</th><th scope="col" class="num">{esc(words("diff_kl"))}</th>'
     return f'<table class="numbers answers"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'

@@ -77,7 +77,7 @@ def beside(shown: Shown, words: Words) -> str:
     values = {"base": words.inside(shown.base.policy.preset), "d": shown.layers[1].dropped}
     if shown.beside == "same_time" and shown.same_time == "unreached":
         return words.html("cost_unreached", max=f"{MAX_GAMMA:g}", **values)
-    if shown.beside == "same_time" and shown.same_time == "near":
+    if shown.beside == "same_time" and shown.same_time in ("near", "fixed"):
         return words.html("cost_near_time", x=num(shown.base.straggler()), y=num(shown.policy.straggler()), **values)
     return words.html(f"cost_{shown.beside}", **values)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from macs.trace import Trace
 from macs.view import svg
-from macs.view.markup import esc, num, short
+from macs.view.markup import esc, gamma_text, num, short
 from macs.view.shown import Shown
 from macs.view.words import Words
 
@@ -43,7 +43,7 @@ def render(shown: Shown, words: Words) -> str:
     rows, y = "", 0.0
     for i, (trace, time_LG) in enumerate(zip(traces, times)):
         note = _note(time_LG, times[0], measured, words, first=i == 0)
-        title = words.policy(trace.policy.preset) + ("" if i == 0 else f" γ {trace.policy.gamma:.2f}")
+        title = words.policy(trace.policy.preset) + ("" if i == 0 else f" {gamma_text(trace.policy)}")
         rows += svg.text(LEFT, y + 14, title, "st") + svg.text(RIGHT, y + 14, note, "", "end")
         rows += _bars(time_LG, shown, longest, y + 21)
         y += ROOM + 21 + 27

@@ -43,6 +43,13 @@ def look(session: Session, **where: Any) -> Changes:
         return session.changes()
 
 
+def equalize(session: Session) -> Changes:
+    """Give the baseline the γ at which it takes the policy's time, from its own run's scores."""
+    with session.lock:
+        session.shown = shown.equalized(session.shown)
+        return session.changes()
+
+
 def _possible(now: shown.Shown, where: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``where`` without what this run does not have; a click may arrive after another run replaced the one clicked."""
     trace = now.policy

@@ -71,6 +71,8 @@ def status_line(shown: Shown, words: Words, status: Status = READY) -> str:
 
 
 def _resting(shown: Shown, words: Words) -> str:
+    if shown.stale and shown.answered("policy"):
+        return words("st_equal", g=f"{shown.now.same_time.policy.gamma:.2f}", base=words.policy(shown.now.same_time.policy.preset))
     if shown.stale:
         return words("st_stale", settings=settings_text(shown.run.policy))
     if not shown.scored:

@@ -23,7 +23,7 @@ def render(shown: Shown, words: Words) -> str:
     widest = max(int(trace.layers[shown.layer].rank_tokens(trace.ep_size).max()) for trace in traces)
     rows = "".join(_row(row, shown, words, max(widest, 1)) for row in shown_rows)
     return (
-        f'<table class="ledger{" stale" if shown.stale else ""}"><caption class="sr">{esc(words("ledger_caption"))}</caption>'
+        f'<table class="ledger"><caption class="sr">{esc(words("ledger_caption"))}</caption>'
         f"{_head(shown, words)}<tbody>{rows}</tbody></table><p class=\"fn\">{esc(words('ledger_note'))}</p>"
     )
 
@@ -31,10 +31,9 @@ def render(shown: Shown, words: Words) -> str:
 def _head(shown: Shown, words: Words) -> str:
     layer = shown.layers[2]
     fates = words("fates_sum", kept=words("kept"), rerouted=words("rerouted"), dropped=words("dropped"), n=layer.pairs)
-    origin = f' <span class="old">{esc(words("from", settings=settings_text(shown.run.policy)))}</span>' if shown.stale else ""
     groups = (
         f"<th></th><th colspan=2>{esc(words('layer_of', l=shown.number))}</th>"
-        f"<th colspan=3>{esc(words('all_layers', n=len(shown.policy.layers)))}</th><th colspan=2>{esc(words('answer'))}{origin}</th>"
+        f"<th colspan=3>{esc(words('all_layers', n=len(shown.policy.layers)))}</th><th colspan=2>{esc(words('answer'))}</th>"
     )
     columns = (
         f'<th scope="col">{esc(words("policy"))}</th><th scope="col">{esc(fates)}</th><th scope="col">{esc(words("tokens_rank"))}</th>'
@@ -57,13 +56,16 @@ def _row(row: str, shown: Shown, words: Words, widest: int) -> str:
     cells = "".join(
         f'<td class="num" data-col="{key}" data-label="{esc(words(key))}">{text}{timed if key == "speedup" else ""}</td>' for key, text in numbers
     )
+    ran = getattr(shown.run, row)
+    old = "" if shown.answered(row) else " old"
+    origin = f'<span class="from">{esc(words("from", settings=settings_text(ran)))}</span>' if old else ""
     kl = "–" if trace.kl is None else num(trace.kl, 3)
     return (
         f'<tr data-row="{row}"{_marks(row, shown)}><th scope="row"><b>{esc(words.policy(trace.policy.preset))}</b>'
         f"<small>{esc(_note(row, trace, words))}</small></th>"
         f'<td class="fates">{_fates(layer, words)}</td><td class="ranks">{_ranks(layer, trace.ep_size, widest, words)}</td>{cells}'
-        f'<td class="ans">{_answer(trace.answer, shown.now.vanilla.answer, row, words)}</td>'
-        f'<td class="num kl" data-col="kl" data-label="{esc(words("klw"))}">{kl}</td></tr>'
+        f'<td class="ans{old}">{_answer(trace.answer, shown.now.vanilla.answer, row, words)}{origin}</td>'
+        f'<td class="num kl{old}" data-col="kl" data-label="{esc(words("klw"))}">{kl}</td></tr>'
     )
 
 
@@ -74,6 +76,8 @@ def _marks(row: str, shown: Shown) -> str:
 def _note(row: str, trace: Trace, words: Words) -> str:
     if row == "vanilla":
         return ""
+    if row != "policy" and trace.policy.overflow == "none":
+        return words("row_fixed")
     return settings_text(trace) if row == "policy" else words(f"row_{row}", g=f"{trace.policy.gamma:.2f}")
 
 

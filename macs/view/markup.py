@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Iterable
 
+from macs.config import Policy
 from macs.trace import DROPPED, EXPANDED, KEPT, REROUTED
 
 FATE_CLASS = {KEPT: "pat-k", REROUTED: "pat-i", DROPPED: "pat-d", EXPANDED: "pat-i"}
@@ -19,6 +20,11 @@ def esc(text: object) -> str:
 def num(value: float, digits: int = 2) -> str:
     """Return a number with a fixed count of digits; a true minus sign."""
     return f"{value:.{digits}f}".replace("-", "−")
+
+
+def gamma_text(policy: Policy) -> str:
+    """Return "γ 1.00"; nothing for a policy that drops nothing, which has no capacity to scale."""
+    return "" if policy.overflow == "none" else f"γ {policy.gamma:.2f}"
 
 
 def short(value: float) -> str:

@@ -24,7 +24,7 @@ from macs.view.words import LANGUAGES, Words
 HERE = Path(__file__).parent
 MAX_UPLOAD = "512mb"  # a trace of a large model; pictures are held to the intake's limit
 KEEP_UPLOADS = 3600  # seconds; gradio then deletes uploaded files
-SEND = ("layer", "focus", "cell", "example", "language", "resync")  # events that page.js sends to Python
+SEND = ("layer", "focus", "cell", "equal", "example", "language", "resync")  # events that page.js sends to Python
 
 
 @dataclass

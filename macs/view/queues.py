@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from macs.config import Policy
 from macs.trace import DROPPED, KEPT, REROUTED, Trace
-from macs.view.markup import esc, heading, num, short
+from macs.view.markup import esc, gamma_text, heading, num, short
 from macs.view.reading import Queues, bars, queues
 from macs.view.shown import Shown
 from macs.view.words import Words
@@ -86,12 +85,9 @@ def line(shown: Shown, own: Panel, words: Words) -> str:
 
 def _title(panel: Panel, words: Words) -> str:
     unit = words("counts_tokens" if panel.trace.policy.load == "tokens" else "counts_w")
-    return f"<b>{esc(panel.name)}</b> {esc(gamma_text(panel.trace.policy))}: {esc(unit)}, {esc(words('capacity_is', c=_capacities(panel)))}"
-
-
-def gamma_text(policy: Policy) -> str:
-    """Return "γ 1.00"."""
-    return f"γ {policy.gamma:.2f}"
+    gamma = gamma_text(panel.trace.policy)
+    capacity = f", {words('capacity_is', c=_capacities(panel))}" if gamma else ""
+    return f"<b>{esc(panel.name)}</b>{esc(f' {gamma}' if gamma else '')}: {esc(unit + capacity)}"
 
 
 def _capacities(panel: Panel) -> str:

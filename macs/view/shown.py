@@ -58,11 +58,24 @@ class Shown:
 
     @property
     def same_time(self) -> str:
-        """Return whether the baseline at equal time is: "met", "near" (it ran, and took another time after all), or "unreached"."""
+        """Return whether the baseline at equal time is: "met", "near" (it ran, and took another time after all), "fixed" or "unreached"."""
         if not self.now.same_time_reached:
             return "unreached"
         ours, theirs = self.policy.straggler(), self.now.same_time.straggler()
-        return "met" if abs(theirs - ours) <= SAME * ours else "near"
+        if abs(theirs - ours) <= SAME * ours:
+            return "met"
+        return "fixed" if self.now.same_time.policy.overflow == "none" else "near"  # what drops nothing has no γ to set
+
+    @property
+    def equalized(self) -> bool:
+        """Return whether the baseline at equal time has its γ from its own run's scores, and not from vanilla's before it ran."""
+        return self.now.planned or self.now.same_time.policy.gamma == self.now.own_gamma[0]
+
+    def answered(self, row: str) -> bool:
+        """Return whether a row's answer is that of the decisions beside it."""
+        ran, now = getattr(self.run, row), getattr(self.now, row)
+        moved = now.ep_size != ran.ep_size and now.policy.overflow in ("reroute", "expand")  # these depend on the ranks
+        return now.policy == ran.policy and not moved
 
     @property
     def stale(self) -> bool:
@@ -97,6 +110,13 @@ def plan(shown: Shown, policy: Policy, baseline: str, ep_size: int) -> Shown:
     now = run.plan(policy, baseline=baseline, ep_size=ep_size)
     focus = None if shown.focus and shown.focus[0] == "rank" and shown.focus[1] >= ep_size else shown.focus
     return replace(shown, now=now, focus=focus)
+
+
+def equalized(shown: Shown) -> Shown:
+    """Return the content with the baseline at the γ that its own run's scores give for the policy's time, looked at beside the policy."""
+    policy, baseline, ep_size = settings_of(shown.now)
+    now = shown.now if shown.equalized else shown.run.plan(policy, baseline=baseline, ep_size=ep_size)
+    return replace(shown, now=now, beside="same_time")
 
 
 def placed(shown: Shown, ep_size: int) -> Shown:

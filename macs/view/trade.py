@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from macs.engine.compare import MAX_GAMMA
 from macs.trace import DROPPED, Trace
 from macs.view import svg
 from macs.view.curves import Curve, Curves
-from macs.view.markup import esc, num
+from macs.view.markup import esc, gamma_text, num
 from macs.view.shown import Shown
 from macs.view.words import Words
 
@@ -47,7 +48,26 @@ def render(shown: Shown, words: Words, curves: Curves | None = None) -> str:
     say = sentence(shown, words)
     axes = _axes(shown, curves)
     body = _grid(axes, words) + _lower(shown, words, axes, curves) + _upper(shown, words, axes)
-    return f'{head}{svg.figure(WIDTH, HEIGHT, say, body)}<p class="fn">{esc(say)}</p>'
+    return f'{head}{svg.figure(WIDTH, HEIGHT, say, body)}<p class="fn">{esc(say)}</p>{_equal(shown, words)}'
+
+
+def _equal(shown: Shown, words: Words) -> str:
+    """Return the button that gives the baseline the policy's time; where there is none to press, what is so or why it cannot be."""
+    now = shown.now.same_time
+    gamma, reached = (now.policy.gamma, shown.now.same_time_reached) if shown.now.planned else shown.now.own_gamma
+    values = {"base": words.inside(now.policy.preset), "x": num(now.straggler())}
+    if not reached:
+        return _told(words("equal_unreached", max=f"{MAX_GAMMA:g}", **values))
+    if now.policy.overflow == "none":
+        return _told(words("equal_fixed", **values))
+    if shown.equalized:
+        return _told(words("equal_set", g=f"{now.policy.gamma:.2f}", **values))
+    text = words("equal_press", g=f"{gamma:.2f}", **values)
+    return f'<div class="takes"><button type="button" class="take" data-send="equal" data-value="1">{esc(text)}</button></div>'
+
+
+def _told(text: str) -> str:
+    return f'<p class="fn">{esc(text)}</p>'
 
 
 def sentence(shown: Shown, words: Words) -> str:
@@ -62,7 +82,7 @@ def sentence(shown: Shown, words: Words) -> str:
         "f": _percent(now.same_gamma.share(DROPPED)),
         "y": num(now.same_gamma.straggler()),
     }
-    key = {"met": "trade_line", "near": "trade_near", "unreached": "trade_unreached"}[shown.same_time]
+    key = {"met": "trade_line", "near": "trade_near", "fixed": "trade_fixed", "unreached": "trade_unreached"}[shown.same_time]
     return words(key, z=num(now.same_time.straggler()), **names, **values)
 
 
@@ -142,7 +162,7 @@ def _upper(shown: Shown, words: Words, axes: Axes) -> str:
         at = axes.x(trace.straggler()), axes.kl(trace.kl or 0.0)
         marks.append(mark(at, 5.5, f"{_label(trace, words)}, KL {num(trace.kl or 0.0, 3)}"))
         left = at[0] > (LEFT + RIGHT) / 2
-        name = f"{words.policy(trace.policy.preset)} γ {trace.policy.gamma:.2f}"
+        name = f"{words.policy(trace.policy.preset)} {gamma_text(trace.policy)}"
         y = at[1] - 6
         while any(abs(y - other) < LINE for _, other, *_ in labels):  # one under the other where they would meet
             y += LINE
@@ -151,4 +171,4 @@ def _upper(shown: Shown, words: Words, axes: Axes) -> str:
 
 
 def _label(trace: Trace, words: Words) -> str:
-    return f"{words.policy(trace.policy.preset)} γ {trace.policy.gamma:.2f}: {num(trace.straggler())}, {_percent(trace.share(DROPPED))}"
+    return f"{words.policy(trace.policy.preset)} {gamma_text(trace.policy)}: {num(trace.straggler())}, {_percent(trace.share(DROPPED))}"
