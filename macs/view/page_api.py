@@ -1,4 +1,7 @@
-"""The named entry points for programs: the same comparison and the same rescheduling, without the page."""
+"""The named entry points for programs, and tools for agents where the extra ``mcp`` is installed: comparing and rescheduling, without the page.
+
+Their docstrings are what a program or an agent reads of them; gradio takes the parameters' part from "Args:".
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import gradio as gr
 
 from macs.config import NAMED, Policy, preset
 from macs.engine.base import Engine, EngineFailure, Request
-from macs.engine.compare import NAMES, Comparison, compare
+from macs.engine.compare import NAMES, Comparison
+from macs.engine.compare import compare as run_all
 from macs.engine.intake import open_image
 from macs.engine.run_command import document
 from macs.trace_file import load_trace
@@ -33,7 +37,7 @@ def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Compon
     baseline = gr.Dropdown(list(NAMED), value=BASELINE, label="baseline")
     length = NumberInput(DEFAULT_LENGTH, precision=0, label="max_new_tokens")
 
-    def run(
+    def compare(
         prompt: str,
         image: str | None = None,  # None makes it optional for clients; the other defaults are the components' values
         policy: str = "macs",
@@ -46,18 +50,31 @@ def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Compon
     ) -> dict[str, Any]:
         """Run a prompt, with or without an image, under vanilla, a policy, and a baseline at the same gamma and at the same time.
 
-        Returns one document per run: answer, kl, seconds, and per layer kept, rerouted, dropped, straggler and loads per expert.
+        Args:
+            prompt: The question or instruction.
+            image: The picture it is about; none for text alone.
+            policy: vanilla, token_drop, expanded_drop, macs_no_reroute, macs, an ablation of MACS or a control.
+            gamma: Capacity factor, from 0.25 to 2.5: less room per expert below 1.
+            delta: Entropy sensitivity, from 0 to 4.
+            rho: Adaptation strength, from 0 to 2.
+            ep_size: Ranks over which the experts are placed; divides their number.
+            baseline: What the policy is compared with, one of the same names.
+            max_new_tokens: Longest answer, from 1 to 512 tokens.
+
+        Returns:
+            One document per run (vanilla, same_gamma, same_time, policy): answer, kl from vanilla in nats, seconds, and per layer
+            the pairs kept, rerouted and dropped, the straggler factor and the loads per expert.
         """
         try:
             request = _request(prompt, image, max_new_tokens)
             chosen = _policy(policy, gamma=gamma, delta=delta, rho=rho)
-            result = _in_line(line, lambda: compare(engine, request, chosen, baseline=baseline, ep_size=_whole(ep_size)))
+            result = _in_line(line, lambda: run_all(engine, request, chosen, baseline=baseline, ep_size=_whole(ep_size)))
         except (ValueError, EngineFailure) as error:
             raise gr.Error(str(error)) from None
         return {name: document(trace) | {"kl": trace.kl} for name in NAMES for trace in [getattr(result, name)]}
 
     inputs = [prompt, image, *settings, baseline, length]
-    gr.Button("compare").click(run, inputs, gr.JSON(), api_name="compare", concurrency_limit=None)
+    gr.Button("compare").click(compare, inputs, gr.JSON(), api_name="compare", concurrency_limit=None)
 
 
 def _in_line(line: Line, work: Callable[[], Comparison]) -> Comparison:
@@ -90,7 +107,19 @@ def _add_schedule(settings: list[gr.components.Component]) -> None:
     trace_file = gr.File(type="filepath", label="trace")
 
     def schedule(trace: str, policy: str, gamma: float, delta: float, rho: float, ep_size: int) -> dict[str, Any]:
-        """Schedule a recorded trace again under another policy, without the model; returns the document of a run."""
+        """Schedule a recorded trace again under another policy, without the model.
+
+        Args:
+            trace: A trace file (.npz) that the page or the command line wrote.
+            policy: vanilla, token_drop, expanded_drop, macs_no_reroute, macs, an ablation of MACS or a control.
+            gamma: Capacity factor, from 0.25 to 2.5: less room per expert below 1.
+            delta: Entropy sensitivity, from 0 to 4.
+            rho: Adaptation strength, from 0 to 2.
+            ep_size: Ranks over which the experts are placed; divides their number.
+
+        Returns:
+            The document of a run: per layer the pairs kept, rerouted and dropped, the straggler factor and the loads per expert.
+        """
         try:
             if not trace:
                 raise ValueError("Choose a trace file first.")
