@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from gradio_client import handle_file
-from PIL import Image
 from playwright.sync_api import expect
 
 from macs.config import preset

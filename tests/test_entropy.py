@@ -22,17 +22,6 @@ def test_entropy_is_that_of_the_reference_and_within_its_range(features: list) -
     assert single_T.dtype == torch.float32 and (single_T >= 0).all() and (single_T <= math.log(5) + 1e-6).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_c25_entropy_of_one_hot_and_of_flat_features(dtype: torch.dtype) -> None:
-    one_hot = torch.full((1, 64), -torch.inf, dtype=dtype).index_fill(1, torch.tensor([3]), 0.0)
-    extreme = torch.full((1, 64), -65504.0, dtype=dtype).index_fill(1, torch.tensor([3]), 65504.0)
-    flat = torch.full((1, 64), 65504.0, dtype=dtype)
-    entropy_T = feature_entropy(torch.cat([one_hot, extreme, flat]))
-    assert entropy_T[:2].tolist() == [0.0, 0.0] and math.isclose(float(entropy_T[2]), math.log(64), rel_tol=1e-6)
-    w_T = token_weights(entropy_T, torch.zeros(3, dtype=torch.int64), delta=100.0)
-    assert torch.isfinite(w_T).all() and (0 <= w_T).all() and (w_T <= 1).all()
-
-
 @pytest.mark.parametrize("normalize", ["image", "batch"])
 @pytest.mark.parametrize("delta", [0.0, 1.0, 100.0])
 @pytest.mark.parametrize("entropies", [[0.7], [0.1, 0.1, 0.1], [0.0, 0.0]])

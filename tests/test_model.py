@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from PIL import Image
 
 from macs.model import apply, encode, load, read_calibration
 from macs.model.families import FAMILIES
@@ -75,20 +74,6 @@ def test_grids_that_do_not_add_up_are_refused(grids):
         laid_out([[65, *[tiny.IMAGE] * 5, 66]], {tiny.IMAGE: grids})
 
 
-def test_a_hot_cell_covers_the_square_that_made_it():
-    """Case E01: one white 32 x 32 square at merged row 1, column 5 of a black picture; Qwen3-VL's real patch size."""
-    picture = np.zeros((256, 256, 3), np.uint8)
-    picture[32:64, 160:192] = 255
-    processor = hf.Qwen2VLImageProcessor(patch_size=16, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 65536, "longest_edge": 16777216})
-    batch = processor(images=[Image.fromarray(picture)], return_tensors="pt")
-    bright = batch["pixel_values"].reshape(64, 4, -1).mean(-1)  # merged tokens of a 2 x 2 block of patches each
-    hot = int(bright.min(1).values.argmax())
-    assert hot == 13 and (bright[hot] > 0).all() and (np.delete(bright.numpy(), hot, 0) < 0).all()
-    tokens = laid_out([[tiny.IMAGE] * 64], views_of(batch, PLACES))
-    assert tokens.position_T2[hot].tolist() == [1, 5]
-    assert (tokens.cell_T4[hot] * 256).tolist() == [160, 32, 192, 64]
-
-
 # --- encoding
 
 
@@ -103,21 +88,6 @@ def test_an_ordinary_prompt_is_encoded_as_the_chat_template_does(loaded):
     expected = loaded.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt")
     batch = encode(loaded, "How many cats, 猫?", tiny.picture())
     assert sorted(batch) == sorted(expected) and all(torch.equal(batch[name], expected[name]) for name in batch)
-
-
-def test_the_span_follows_the_image_wherever_it_stands(loaded):
-    """Case E05: a long system prompt, the image after text, two turns."""
-    tokenizer = loaded.processor.tokenizer
-    text = f"<|im_start|>system\n{'long ' * 80}<|im_end|>\n<|im_start|>user\nBefore <|vision_start|><|image_pad|><|vision_end|>after<|im_end|>\n<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>"
-    pictures = [tiny.picture(64, 48), tiny.picture(96, 32, seed=1)]
-    batch = loaded.processor(text=[text], images=pictures, return_tensors="pt")
-    with torch.no_grad(), apply(loaded.model, "macs", processor=loaded.processor, inputs=batch) as run:
-        loaded.model(**batch)
-    tokens, ids = run.trace.tokens, batch["input_ids"][0].tolist()
-    assert run.trace.grids == ((3, 4), (2, 6)) and [(tokens.image_T == i).sum() for i in (0, 1)] == [12, 12]
-    assert tokens.visual_T.tolist() == [token == tiny.IMAGE for token in ids]
-    first = tokenizer(text.split("<|image_pad|>")[0])["input_ids"]
-    assert tokens.visual_T.argmax() == len(first)
 
 
 def test_grids_are_found_when_generate_hides_them(loaded):

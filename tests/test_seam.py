@@ -179,20 +179,6 @@ def test_padding_changes_no_decision_and_is_in_no_count(qwen, name):
     torch.testing.assert_close(answer, padded_answer, rtol=1e-3, atol=1e-3)
 
 
-def test_a_long_neighbour_adds_its_tokens_to_the_capacity_and_its_padding_to_nothing(qwen):
-    """Capacity is the batch's (§3.1: T of one forward batch): a 20-token request beside one of 600."""
-    rng = np.random.default_rng(0)
-    short, long = rng.integers(32, 120, 20), rng.integers(32, 120, 600)
-    ids = torch.tensor([[256] * 580 + list(short), list(long)])
-    mask = torch.tensor([[0] * 580 + [1] * 20, [1] * 600])
-    with apply(qwen.model, "token_drop", ep_size=2, gamma=0.5) as run:
-        logits(qwen.model, {"input_ids": ids, "attention_mask": mask})
-    for layer in run.trace.layers:
-        assert layer.pairs == 620 * tiny.TOP_K == layer.decision.tokens_before_N.sum()
-        assert (layer.decision.capacity_N == np.ceil(0.5 * 620 * tiny.TOP_K / tiny.EXPERTS)).all()
-        assert (layer.decision.expert_TC[:580] == tiny.EXPERTS).all()
-
-
 def test_the_layers_schedule_is_timed(qwen):
     with apply(qwen.model, "macs", **TIGHT) as run:
         logits(qwen.model, qwen.batch)

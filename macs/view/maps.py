@@ -18,6 +18,7 @@ MAX_STRIPS = 4  # slots drawn side by side; above it the lost share fills the pa
 KEY = (0.1, 0.25, 0.5, 1.0)  # weights in the map's key
 KEY_SIDE = 23  # pixels of the key's largest square
 EQUAL = 0.005  # weights that differ by less are written alike
+ROUNDING = 1e-4  # nats by which the entropies of equal features may differ
 ENTROPY_STUDY = DEMO_MODEL.parent / "results" / "entropy.json"
 
 
@@ -56,6 +57,8 @@ def weights(shown: Shown, words: Words) -> str:
         notes.insert(0, words("weights_all_one", name=words.policy(trace.policy.preset)))
     if np.ptp(w_T[visual_T]) < EQUAL:  # a plain picture, a single patch, or a δ of 0
         notes.insert(0, words("weights_equal", w=num(w_T[visual_T].mean())))
+    elif np.ptp(entropy_T[visual_T]) < ROUNDING:  # a plain picture: standardising brings the rounding out
+        notes.insert(0, words("weights_noise"))
     notes.append(proxy_note(trace, shown.number, words))
     key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
     return (
