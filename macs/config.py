@@ -109,7 +109,7 @@ NAMED = PRESETS | ABLATIONS | CONTROLS
 
 def preset(name: str, **changes: Any) -> Policy:
     """Return the policy of this name in ``NAMED`` with ``changes`` put in; raises ValueError on an unknown name, field or value."""
-    if name not in NAMED:
+    if not isinstance(name, str) or name not in NAMED:
         raise ValueError(f"policy is {name!r}; use one of {', '.join(NAMED)}.")
     _reject_unknown(changes)
     return Policy(**{**NAMED[name], **changes})

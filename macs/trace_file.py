@@ -149,7 +149,8 @@ def _policy(values: dict[str, Any]) -> Policy:
     try:
         return policy_from_dict(values)
     except ValueError as error:
-        raise Refused(f"This trace's policy is none: {str(error)[:200]}") from None
+        said = str(error)  # which quotes what the file holds
+        raise Refused(f"This trace's policy is none: {said}" if len(said) < 200 else "This trace's policy is none; save it again with the workbench.") from None
 
 
 def _misfit() -> Refused:

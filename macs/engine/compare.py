@@ -91,6 +91,8 @@ def compare(
 
 def baseline_policy(baseline: str, policy: Policy, gamma: float) -> Policy:
     """Return the baseline of this name at ``gamma``, with every setting that its name leaves open taken from ``policy``."""
+    if not isinstance(baseline, str) or baseline not in NAMED:
+        raise ValueError(f"baseline is {baseline!r}; use one of {', '.join(NAMED)}.")
     basis = {"capacity_basis": policy.capacity_basis} if NAMED[baseline]["load"] == "entropy" else {}  # a count of tokens has one basis
     return preset(baseline, gamma=gamma, **basis, **{name: getattr(policy, name) for name in SHARED})
 
@@ -104,7 +106,7 @@ def equal_time_gamma(
     those of ``policy``, else of the trace. A baseline that drops nothing has no gamma to find: it gets the policy's.
     """
     ep_size, policy = ep_size or trace.ep_size, policy or trace.policy
-    if NAMED[baseline]["overflow"] == "none":
+    if baseline_policy(baseline, policy, policy.gamma).overflow == "none":
         return policy.gamma, True
 
     def straggler(steps: int) -> float:

@@ -13,6 +13,7 @@ from macs.model.layout import lay_out
 from macs.model.load import Loaded
 from macs.model.views import views_of
 
+MAX_CHARACTERS = 200_000  # of a prompt, before any tokenizer sees it
 _tokenizing = threading.Lock()  # tokenizers keep a switch for special tokens that a call sets, for every thread
 
 
@@ -58,7 +59,9 @@ def _spelled(processor: Any, prompt: str) -> str:
 
 
 def _check_length(loaded: Loaded, prompt: str) -> None:
-    """Count before the template is rendered, so that a page of text costs one pass of the tokenizer."""
+    """Count before the template is rendered, so that a page of text costs one pass of the tokenizer, and a book none."""
+    if len(prompt) > MAX_CHARACTERS:
+        raise ValueError(f"This prompt has {len(prompt):,} characters; at most {MAX_CHARACTERS:,} are read. Use a shorter one.")
     with _tokenizing:
         count = len(loaded.processor.tokenizer(prompt, add_special_tokens=False, split_special_tokens=True)["input_ids"])
     if count > loaded.max_prompt_tokens:

@@ -6,6 +6,8 @@ import threading
 from dataclasses import replace
 from typing import Any, Iterator, Mapping
 
+import numpy as np
+
 from macs.engine.base import Engine, Request
 from macs.engine.intake import open_image
 from macs.view import curves, export, job, settings, shown
@@ -53,12 +55,12 @@ def equalize(session: Session) -> Changes:
 def _possible(now: shown.Shown, where: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``where`` without what this run does not have; a click may arrive after another run replaced the one clicked."""
     trace = now.policy
-    limits = {"token": len(trace.tokens), "expert": trace.num_experts, "rank": trace.ep_size}
+    exists = {"token": np.flatnonzero(trace.tokens.valid_T).tolist(), "expert": range(trace.num_experts), "rank": range(trace.ep_size)}  # padding has no pairs
     focus = where.get("focus", now.focus)
     possible = {
         "layer": where.get("layer", now.layer) in range(len(trace.layers)),
         "beside": where.get("beside", now.beside) in shown.BASELINES,
-        "focus": focus is None or (focus[0] in limits and focus[1] in range(limits[focus[0]])),
+        "focus": focus is None or (focus[0] in exists and focus[1] in exists[focus[0]]),
     }
     return {name: value for name, value in where.items() if possible[name]}
 

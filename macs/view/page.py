@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Sequence
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from macs.engine.base import Engine
 from macs.view import curves, page_events, shown
@@ -15,6 +16,7 @@ from macs.view.examples import Example
 from macs.view.job import Line
 from macs.view.page_api import add_api
 from macs.view.page_fields import PictureInput, build
+from macs.view.page_guard import Guard
 from macs.view.page_intake import Page
 from macs.view.page_texts import TABS, beside_choices, beside_label, example_strip, found_line
 from macs.view.session import Session, render
@@ -23,6 +25,7 @@ from macs.view.words import LANGUAGES, Words
 
 HERE = Path(__file__).parent
 MAX_UPLOAD = "512mb"  # a trace of a large model; pictures are held to the intake's limit
+MAX_SESSIONS = 200  # tabs whose runs are kept, the last ones used
 KEEP_UPLOADS = 3600  # seconds; gradio then deletes uploaded files
 SEND = ("layer", "focus", "cell", "equal", "example", "language", "resync")  # events that page.js sends to Python
 
@@ -50,12 +53,13 @@ class Parts:
 
 
 def launch_options() -> dict[str, Any]:
-    """Return what belongs to ``launch``: theme, style, script, no server-side rendering."""
+    """Return what belongs to ``launch``: theme, style, script, limits, no server-side rendering."""
     fonts = [gr.themes.Font(name) for name in ("Inter", "Segoe UI", "system-ui", "sans-serif")]
     theme = gr.themes.Base(font=fonts, font_mono=[gr.themes.Font("ui-monospace"), gr.themes.Font("monospace")])
     css, js = ((HERE / name).read_text("utf-8") for name in ("page.css", "page.js"))
     tools = importlib.util.find_spec("mcp") is not None  # the endpoints are MCP tools too where that extra is installed
-    return {"theme": theme, "css": css, "js": js, "ssr_mode": False, "mcp_server": tools, "max_file_size": MAX_UPLOAD}
+    limits = {"max_file_size": MAX_UPLOAD, "state_session_capacity": MAX_SESSIONS, "app_kwargs": {"middleware": [Middleware(Guard)]}}
+    return {"theme": theme, "css": css, "js": js, "ssr_mode": False, "mcp_server": tools, **limits}
 
 
 def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
