@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from macs.config import Policy, check_ep_size
-from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, policy_weights, priorities, schedule
+from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, Assignment, policy_weights, priorities, schedule_layers
 
+MAX_ROWS = 2**22  # pairs scheduled in one call: more would only need more memory
 UNSCORED = "This trace holds expert ids without router scores, so no other policy can be scheduled from it; record a run with the workbench for that."
 
 
@@ -160,26 +161,34 @@ class Trace:
             if policy != self.policy:
                 raise ValueError(UNSCORED)
             return replace(self, ep_size=ep_size)
-        layers = tuple(self._decide(layer, policy, ep_size) for layer in self.layers)
-        return replace(self, policy=policy, ep_size=ep_size, layers=layers)
+        per_call = max(1, MAX_ROWS // max(self.tokens.valid_T.size * self.top_k, 1))
+        layers = [done for i in range(0, len(self.layers), per_call) for done in self._decide(self.layers[i : i + per_call], policy, ep_size)]
+        return replace(self, policy=policy, ep_size=ep_size, layers=tuple(layers))
 
-    def _decide(self, layer: LayerTrace, policy: Policy, ep_size: int) -> LayerTrace:
+    def _decide(self, layers: tuple[LayerTrace, ...], policy: Policy, ep_size: int) -> list[LayerTrace]:
         tokens = self.tokens
-        entropy_T = self.entropy(policy.entropy_source, layer)
-        if np.isnan(entropy_T[tokens.visual_T & tokens.valid_T]).any():
-            raise ValueError(f"This trace holds no entropies of source {policy.entropy_source!r}; use another source.")
-        image_T = torch.from_numpy(np.where(tokens.valid_T, tokens.image_T, -1))
-        weight_T = policy_weights(policy, torch.from_numpy(np.nan_to_num(entropy_T)), image_T)
-        decision = schedule(
-            *map(torch.from_numpy, (layer.scores_TN, layer.expert_TK, layer.weight_TK)),
-            weight_T,
+        decided = schedule_layers(
+            *(torch.from_numpy(np.stack([getattr(layer, name) for layer in layers])) for name in ("scores_TN", "expert_TK", "weight_TK")),
+            self._weights(layers, policy),
             *map(torch.from_numpy, (tokens.visual_T, tokens.valid_T)),
             policy=policy,
             ep_size=ep_size,
-            modality_N=torch.from_numpy(layer.modality_N),
+            modality_LN=torch.from_numpy(np.stack([layer.modality_N for layer in layers])),
             router_normalizes=self.router_normalizes,
         )
-        return replace(layer, decision=to_numpy(decision), seconds={})
+        return [replace(layer, decision=to_numpy(decision), seconds={}) for layer, decision in zip(layers, decided)]
+
+    def _weights(self, layers: tuple[LayerTrace, ...], policy: Policy) -> torch.Tensor:
+        """Return w of each layer's tokens [L, T]; one source for all layers is weighed once."""
+        tokens = self.tokens
+        image_T = torch.from_numpy(np.where(tokens.valid_T, tokens.image_T, -1))
+        rows = []
+        for layer in layers if policy.entropy_source == "layer" else layers[:1]:
+            entropy_T = self.entropy(policy.entropy_source, layer)
+            if np.isnan(entropy_T[tokens.visual_T & tokens.valid_T]).any():
+                raise ValueError(f"This trace holds no entropies of source {policy.entropy_source!r}; use another source.")
+            rows.append(policy_weights(policy, torch.from_numpy(np.nan_to_num(entropy_T)), image_T))
+        return torch.stack(rows).expand(len(layers), -1)
 
 
 def to_numpy(assignment: Assignment) -> Assignment:

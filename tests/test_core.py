@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from macs.config import CHOICES, PRESETS, Policy, preset
-from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, schedule, token_weights
+from macs.core import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, schedule, schedule_layers, token_weights
 from tests import reference
 
 SHAPES = [(4, 1), (4, 2), (4, 4), (6, 3), (8, 2), (8, 4), (8, 8), (12, 4), (16, 1), (16, 16)]  # (N, G)
@@ -207,3 +207,21 @@ def test_slots_of_a_router_may_come_in_any_order() -> None:
     turned = {**call, "expert_TK": call["expert_TK"].flip(1), "weight_TK": call["weight_TK"].flip(1)}
     got, other = schedule(**call), schedule(**turned)
     assert torch.equal(got.expert_TC, other.expert_TC.flip(1)) and torch.equal(got.status_TC, other.status_TC.flip(1))
+
+
+@pytest.mark.parametrize("priority", CHOICES["priority"])
+@pytest.mark.parametrize("overflow", CHOICES["overflow"])
+def test_many_layers_at_once_are_decided_as_one_by_one(overflow: str, priority: str) -> None:
+    policy = preset("macs", gamma=0.5, overflow=overflow, priority=priority, min_affinity=0.2)
+    drawn = (layer(seed=seed, shape=(8, 2), top_k=3, content="mixed", router="skewed", dtype=torch.float32, policy=policy) for seed in range(60))
+    tokens = 12
+    calls = [call for call in drawn if len(call["scores_TN"]) >= tokens][:5]
+    names = ("scores_TN", "expert_TK", "weight_TK", "token_weight_T")
+    same = {"visual_T": calls[0]["visual_T"][:tokens], "valid_T": calls[0]["valid_T"][:tokens], "policy": policy, "ep_size": 2}
+    alone = [schedule(**{name: call[name][:tokens] for name in names}, **same, modality_N=call["modality_N"]) for call in calls]
+    stacked = [torch.stack([call[name][:tokens] for call in calls]) for name in names]
+    together = schedule_layers(*stacked, **same, modality_LN=torch.stack([call["modality_N"] for call in calls]))
+    assert len(calls) == 5 and (overflow == "none") != any((one.status_TC == DROPPED).any() for one in alone)
+    for one, other in zip(alone, together, strict=True):
+        for name, value in vars(one).items():
+            assert torch.equal(value, getattr(other, name)), name

@@ -3,7 +3,7 @@
 from macs.core.capacity import modality_groups
 from macs.core.checks import check_values
 from macs.core.entropy import feature_entropy, policy_weights, token_weights
-from macs.core.schedule import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, Assignment, priorities, schedule
+from macs.core.schedule import DROPPED, EXPANDED, KEPT, PADDING, REROUTED, UNUSED, Assignment, priorities, schedule, schedule_layers
 
 __all__ = [
     "DROPPED",
@@ -19,5 +19,6 @@ __all__ = [
     "policy_weights",
     "priorities",
     "schedule",
+    "schedule_layers",
     "token_weights",
 ]

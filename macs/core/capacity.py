@@ -13,13 +13,14 @@ def capacities(policy: Policy, *, tokens: Tensor, load: Tensor, visual_ratio: Te
 
     ``tokens`` (T without padding), ``load`` (sum of w) and ``visual_ratio`` (R_v) are 0-d; ``modality_N`` holds
     +1 for a visual expert, -1 for a text expert, 0 for a shared one, and is not looked at with capacity="static".
+    Of several layers at once, [L, 1] and [L, N] give C_LN.
     """
     amount = tokens if policy.capacity_basis == "tokens" else load
-    base = policy.gamma * amount.double() * top_k / len(modality_N)
+    base = policy.gamma * amount.double() * top_k / modality_N.shape[-1]
     if policy.capacity == "modality":
         capacity_N = base * (1.0 + policy.rho * modality_N.double() * (visual_ratio - 0.5))
     else:
-        capacity_N = base.expand(len(modality_N))
+        capacity_N = base.expand(modality_N.shape)
     if policy.load == "tokens":  # a whole number of pairs; 1e-9 keeps 3.0000000001 from becoming 4
         capacity_N = torch.ceil(capacity_N - 1e-9)
     return capacity_N.clamp_min(1.0)

@@ -34,23 +34,25 @@ def check_arguments(scores_TN, expert_TK, weight_TK, token_weight_T, visual_T, v
         raise ValueError(f"modality_N is {kind_of(modality_N)}; pass one of -1, 0, 1 for each of {num_experts} experts.")
 
 
-def check_values(scores_TN, expert_TK, weight_TK, token_weight_T, valid_T) -> None:
+def check_values(scores_TN, expert_TK, weight_TK, token_weight_T, valid_T, tokens: int | None = None) -> None:
     """Raise ValueError naming the first token that is not padding and whose numbers cannot be scheduled.
 
     `schedule` calls it for tensors on a CPU. On an accelerator the host would have to wait for the answer in every
     layer, so there the caller checks what it recorded. Ids stay in range until then, whatever the scores are.
+    Rows of several layers have ``tokens`` each.
     """
-    _require((scores_TN.amin(-1) >= 0) & (scores_TN.amax(-1) < torch.inf), valid_T, "router scores", "finite and not negative")
+    tokens = tokens or len(valid_T)
+    _require((scores_TN.amin(-1) >= 0) & (scores_TN.amax(-1) < torch.inf), valid_T, tokens, "router scores", "finite and not negative")
     last = scores_TN.shape[1] - 1
-    _require(((expert_TK >= 0) & (expert_TK <= last)).all(-1), valid_T, "expert ids", f"from 0 to {last}")
-    _require(torch.isfinite(weight_TK).all(-1), valid_T, "routing weights", "finite")
-    _require((token_weight_T >= 0) & (token_weight_T <= 1), valid_T, "load weight", "from 0 to 1")
+    _require(((expert_TK >= 0) & (expert_TK <= last)).all(-1), valid_T, tokens, "expert ids", f"from 0 to {last}")
+    _require(torch.isfinite(weight_TK).all(-1), valid_T, tokens, "routing weights", "finite")
+    _require((token_weight_T >= 0) & (token_weight_T <= 1), valid_T, tokens, "load weight", "from 0 to 1")
 
 
-def _require(good_T: Tensor, valid_T: Tensor, what: str, rule: str) -> None:
+def _require(good_T: Tensor, valid_T: Tensor, tokens: int, what: str, rule: str) -> None:
     bad_T = valid_T & ~good_T
     if bad_T.any():
-        raise ValueError(f"The {what} of token {int(torch.nonzero(bad_T)[0, 0])} cannot be scheduled; they must be {rule}.")
+        raise ValueError(f"The {what} of token {int(torch.nonzero(bad_T)[0, 0]) % tokens} cannot be scheduled; they must be {rule}.")
 
 
 def kind_of(tensor: Tensor) -> str:

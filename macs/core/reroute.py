@@ -52,22 +52,24 @@ class Queues:
 def reroute(pairs: Overflow, open_TN: Tensor, room_N: Tensor, *, ep_size: int, min_affinity: float, shrink: bool) -> Tensor:
     """Return target_P, the expert that an overflow pair moves to, or N for a pair that does not move (§3.4).
 
-    ``open_TN`` holds the scores, negative at experts that the token has chosen; ``room_N`` the free units.
+    ``open_TN`` holds the scores, negative at experts that the token has chosen; ``room_N`` the free units. Of several
+    layers, whose experts are numbered through, ``open_TN`` has one after the other in its rows, and ``room_N`` too.
     ``shrink`` leaves out what cannot succeed and ends early. The sizes then depend on the data, which costs nothing
     on a CPU; an accelerator would make the host wait in every round, so there all N/G rounds run in full.
     """
-    num_experts, per_rank = open_TN.shape[1], open_TN.shape[1] // ep_size
+    num_experts, per_rank = len(room_N), open_TN.shape[1] // ep_size
+    ranks = num_experts // per_rank  # of all layers
     target_P = torch.full_like(pairs.expert_P, num_experts)
     if len(target_P) == 0:
         return target_P
-    order_P, queues = _queues(pairs, open_TN, ep_size, shrink)
+    order_P, queues = _queues(pairs, open_TN, ep_size, ranks, shrink)
     queued = _take(pairs, order_P)
     moved_P = torch.full_like(order_P, num_experts)  # target_P in queue order
     lightest = torch.where(pairs.over_P, pairs.units_P, ONE).amin()
     for _ in range(per_rank):
         full_N = room_N < lightest
         if shrink:
-            hopeless_M = full_N.view(ep_size, per_rank).all(1).index_select(0, queues.rank_M)
+            hopeless_M = full_N.view(ranks, per_rank).all(1).index_select(0, queues.rank_M)
             queues = _take(queues, _where((queues.head_M < queues.end_M) & ~hopeless_M, shrink))
             if len(queues.head_M) == 0:
                 break
@@ -85,19 +87,19 @@ def reroute(pairs: Overflow, open_TN: Tensor, room_N: Tensor, *, ep_size: int, m
     return target_P.scatter_(0, order_P, moved_P)
 
 
-def _queues(pairs: Overflow, open_TN: Tensor, ep_size: int, shrink: bool) -> tuple[Tensor, Queues]:
+def _queues(pairs: Overflow, open_TN: Tensor, ep_size: int, ranks: int, shrink: bool) -> tuple[Tensor, Queues]:
     """Return (order_P, queues): the order of the pairs by queue, and the (token, rank) groups with a queue, or all."""
     tokens, num_experts = open_TN.shape
     per_rank, groups = num_experts // ep_size, tokens * ep_size
     token_P = torch.arange(tokens, device=open_TN.device).repeat_interleave(len(pairs.over_P) // tokens)
-    group_P = torch.where(pairs.over_P, token_P * ep_size + pairs.expert_P // per_rank, groups)
+    group_P = torch.where(pairs.over_P, token_P * ep_size + pairs.expert_P // per_rank % ep_size, groups)
     listed_P = _where(pairs.over_P, shrink)
     order_P = order_within(group_P.index_select(0, listed_P), pairs.score_P.index_select(0, listed_P))
     count_S = sum_by(group_P, torch.ones_like(group_P), groups)
     group_M = _where(count_S > 0, shrink)
     end_M = count_S.cumsum(0).index_select(0, group_M)
     return listed_P.index_select(0, order_P), Queues(
-        rank_M=group_M % ep_size,
+        rank_M=group_M // max(groups * ep_size // ranks, 1) * ep_size + group_M % ep_size,
         open_MR=open_TN.view(groups, per_rank).index_select(0, group_M),
         head_M=end_M - count_S.index_select(0, group_M),
         end_M=end_M,

@@ -1,4 +1,4 @@
-"""One layer's schedule: who is admitted, who moves, who is dropped (DESIGN names: T tokens, N experts, K slots).
+"""A layer's schedule, or many at once: who is admitted, who moves, who is dropped (DESIGN names: T tokens, N experts, K slots).
 
 Pure functions on tensors: no model, no process group; ranks are only the number ``ep_size``. Nothing here waits for
 an accelerator, and the same input gives the same bits on every run: ties are broken by position, loads are integers.
@@ -78,35 +78,50 @@ def schedule(
                                                                    then .19 and .38 are scaled to sum to 1 again
     """
     check_arguments(scores_TN, expert_TK, weight_TK, token_weight_T, visual_T, valid_T, policy, ep_size, modality_N)
-    if scores_TN.device.type == "cpu":
-        check_values(scores_TN, expert_TK, weight_TK, token_weight_T, valid_T)
-    num_experts, top_k = scores_TN.shape[1], expert_TK.shape[1]
-    effective_T = to_units(token_weight_T).masked_fill(~valid_T, 0)
-    load = from_units(effective_T.sum())
-    visual_ratio = from_units(effective_T.masked_fill(~visual_T, 0).sum()) / load.clamp_min(1 / ONE)
-    if modality_N is None:
-        modality_N = torch.zeros(num_experts)
-    amounts = {"tokens": valid_T.sum(), "load": load, "visual_ratio": visual_ratio, "top_k": top_k}
-    capacity_N = capacities(policy, **amounts, modality_N=modality_N.to(scores_TN.device))
-    routed = _routed_pairs(scores_TN, expert_TK, weight_TK, valid_T)
-    pairs = _with_extras(routed, scores_TN, valid_T, ep_size) if policy.overflow == "expand" else routed
-    executed_TC = _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy, ep_size)
-    weight_TC = _weights(pairs, executed_TC, scores_TN)
+    modality_N = torch.zeros(scores_TN.shape[1]) if modality_N is None else modality_N
+    one = [x[None] for x in (scores_TN, expert_TK, weight_TK, token_weight_T)]
+    return schedule_layers(*one, visual_T, valid_T, policy=policy, ep_size=ep_size, modality_LN=modality_N[None], router_normalizes=router_normalizes)[0]
+
+
+def schedule_layers(
+    scores_LTN: Tensor,
+    expert_LTK: Tensor,
+    weight_LTK: Tensor,
+    token_weight_LT: Tensor,
+    visual_T: Tensor,
+    valid_T: Tensor,
+    *,
+    policy: Policy,
+    ep_size: int,
+    modality_LN: Tensor,
+    router_normalizes: bool = True,
+) -> list[Assignment]:
+    """Return what `schedule` decides for each of L layers of the same tokens, in one go: one long sort is faster than many short ones.
+
+    Their tokens stand one layer after the other in R = L·T rows. Experts keep their numbers, but where queues are made
+    those of all layers are numbered through.
+    """
+    layers, tokens, num_experts = scores_LTN.shape
+    scores_RN, expert_RK, weight_RK, token_weight_R = (x.flatten(0, 1) for x in (scores_LTN, expert_LTK, weight_LTK, token_weight_LT))
+    visual_R, valid_R = visual_T.repeat(layers), valid_T.repeat(layers)
+    if scores_RN.device.type == "cpu":
+        check_values(scores_RN, expert_RK, weight_RK, token_weight_R, valid_R, tokens)
+    effective_R = to_units(token_weight_R).masked_fill(~valid_R, 0)
+    load_L = from_units(effective_R.view(layers, tokens).sum(1))
+    visual_ratio_L = from_units(effective_R.masked_fill(~visual_R, 0).view(layers, tokens).sum(1)) / load_L.clamp_min(1 / ONE)
+    amounts = {"tokens": valid_T.sum(), "load": load_L[:, None], "visual_ratio": visual_ratio_L[:, None], "top_k": expert_RK.shape[1]}
+    capacity_LN = capacities(policy, **amounts, modality_N=modality_LN.to(scores_RN.device))
+    routed = _routed_pairs(scores_RN, expert_RK, weight_RK, valid_R)
+    pairs = _with_extras(routed, scores_RN, valid_T, ep_size) if policy.overflow == "expand" else routed
+    executed_RC = _executed(pairs, scores_RN, token_weight_R, effective_R, capacity_LN, policy, ep_size)
+    weight_RC = _weights(pairs, executed_RC, scores_RN)
     if policy.renormalize == "always" or (policy.renormalize == "router" and router_normalizes):
-        weight_TC = _renormalized(weight_TC, routed.weight_TC)
-    one_T = torch.ones_like(effective_T)
-    return Assignment(
-        expert_TC=executed_TC,
-        weight_TC=weight_TC.to(weight_TK.dtype),
-        status_TC=_statuses(pairs.expert_TC, executed_TC, valid_T, num_experts, top_k),
-        capacity_N=capacity_N,
-        visual_ratio=visual_ratio,
-        token_weight_T=token_weight_T,
-        tokens_before_N=_sum_per_expert(routed.expert_TC, one_T, num_experts),
-        tokens_after_N=_sum_per_expert(executed_TC, one_T, num_experts),
-        effective_before_N=from_units(_sum_per_expert(routed.expert_TC, effective_T, num_experts)),
-        effective_after_N=from_units(_sum_per_expert(executed_TC, effective_T, num_experts)),
-    )
+        weight_RC = _renormalized(weight_RC, routed.weight_TC)
+    one_R = torch.ones_like(effective_R)
+    rows = (executed_RC, weight_RC.to(weight_LTK.dtype), _statuses(pairs.expert_TC, executed_RC, valid_R, num_experts, expert_RK.shape[1]))
+    sums = [_sum_per_expert(expert_RC, units_R, layers, num_experts) for units_R in (one_R, effective_R) for expert_RC in (routed.expert_TC, executed_RC)]
+    columns = (*(x.view(layers, tokens, x.shape[1]) for x in rows), capacity_LN, visual_ratio_L, token_weight_LT, sums[0], sums[1], *map(from_units, sums[2:]))
+    return [Assignment(*(column[i] for column in columns)) for i in range(layers)]
 
 
 def _routed_pairs(scores_TN: Tensor, expert_TK: Tensor, weight_TK: Tensor, valid_T: Tensor) -> Pairs:
@@ -119,7 +134,9 @@ def _routed_pairs(scores_TN: Tensor, expert_TK: Tensor, weight_TK: Tensor, valid
 
 def _with_extras(pairs: Pairs, scores_TN: Tensor, valid_T: Tensor, ep_size: int) -> Pairs:
     """The pairs and, in R more columns, the extra candidates, weighted by score as the pair in slot 0 is."""
-    expert_TR, score_TR = home_candidates(unchosen_scores(scores_TN, pairs.expert_TC), valid_T, ep_size)
+    open_TN = unchosen_scores(scores_TN, pairs.expert_TC)
+    found = [home_candidates(layer_TN, valid_T, ep_size) for layer_TN in open_TN.split(max(len(valid_T), 1))]
+    expert_TR, score_TR = (torch.cat(columns) for columns in zip(*found))
     weight_TR = pairs.weight_TC[:, :1] * _ratio(score_TR.double(), pairs.score_TC[:, :1])
     return Pairs(
         torch.cat([pairs.expert_TC, expert_TR], 1),
@@ -128,29 +145,45 @@ def _with_extras(pairs: Pairs, scores_TN: Tensor, valid_T: Tensor, ep_size: int)
     )
 
 
-def _executed(pairs, scores_TN, token_weight_T, effective_T, capacity_N, policy, ep_size) -> Tensor:
+def _executed(pairs, scores_RN, token_weight_R, effective_R, capacity_LN, policy, ep_size) -> Tensor:
     """Return the expert that executes each pair, N for none: its own, or with rerouting another of the same rank."""
     if policy.overflow == "none":
         return pairs.expert_TC
-    shape, num_experts, by_entropy = pairs.expert_TC.shape, len(capacity_N), policy.load == "entropy"
-    priority_TC = priorities(pairs.score_TC, pairs.weight_TC, token_weight_T, policy)
-    units_T = effective_T if by_entropy else torch.full_like(effective_T, ONE)
-    expert_P, priority_P = pairs.expert_TC.flatten(), priority_TC.flatten()
-    units_P = units_T[:, None].expand(shape).flatten()
-    limit_N = limit_units(capacity_N, len(expert_P))
+    shape, by_entropy = pairs.expert_TC.shape, policy.load == "entropy"
+    layers, num_experts = capacity_LN.shape
+    units_R = effective_R if by_entropy else torch.full_like(effective_R, ONE)
+    expert_P, none = _numbered(pairs.expert_TC, layers, num_experts).flatten(), layers * num_experts
+    priority_P = _priorities(pairs, token_weight_R, layers, policy).flatten()
+    units_P = units_R[:, None].expand(shape).flatten()
+    limit_N = limit_units(capacity_LN.flatten(), len(expert_P) // layers)
     admitted_P = admit(expert_P, priority_P, units_P, limit_N)
-    executed_P = expert_P.masked_fill(~admitted_P, num_experts)
+    executed_P = expert_P.masked_fill(~admitted_P, none)
     if policy.overflow == "reroute":
         moved_P = reroute(
-            Overflow(~admitted_P & (expert_P < num_experts), expert_P, pairs.score_TC.flatten(), priority_P, units_P),
-            unchosen_scores(scores_TN, pairs.expert_TC),
-            limit_N - sum_by(executed_P, units_P, num_experts),
+            Overflow(~admitted_P & (expert_P < none), expert_P, pairs.score_TC.flatten(), priority_P, units_P),
+            unchosen_scores(scores_RN, pairs.expert_TC),
+            limit_N - sum_by(executed_P, units_P, none),
             ep_size=ep_size,
             min_affinity=policy.min_affinity,
-            shrink=scores_TN.device.type == "cpu",
+            shrink=scores_RN.device.type == "cpu",
         )
-        executed_P = torch.minimum(executed_P, moved_P)  # N in one of the two at least
-    return executed_P.view(shape)
+        executed_P = torch.minimum(executed_P, moved_P)  # none in one of the two at least
+    return torch.where(executed_P < none, executed_P % num_experts, num_experts).view(shape)
+
+
+def _numbered(expert_RC: Tensor, layers: int, num_experts: int) -> Tensor:
+    """Return experts numbered through all layers, and L·N where there is none."""
+    first_L = torch.arange(layers, device=expert_RC.device) * num_experts
+    first_R1 = first_L.repeat_interleave(len(expert_RC) // layers)[:, None]
+    return torch.where(expert_RC < num_experts, expert_RC + first_R1, layers * num_experts)
+
+
+def _priorities(pairs: Pairs, token_weight_R: Tensor, layers: int, policy: Policy) -> Tensor:
+    """Return `priorities` of every layer: a lot depends on a pair's place in its own layer."""
+    columns = (pairs.score_TC, pairs.weight_TC, token_weight_R)
+    if policy.priority != "random" or layers == 1:
+        return priorities(*columns, policy)
+    return torch.cat([priorities(*layer, policy) for layer in zip(*(x.chunk(layers) for x in columns))])
 
 
 def priorities(score_TC: Tensor, weight_TC: Tensor, token_weight_T: Tensor, policy: Policy) -> Tensor:
@@ -192,5 +225,6 @@ def _statuses(expert_TC: Tensor, executed_TC: Tensor, valid_T: Tensor, num_exper
     return status_TC.masked_fill(~valid_T[:, None], PADDING)
 
 
-def _sum_per_expert(expert_TC: Tensor, units_T: Tensor, num_experts: int) -> Tensor:
-    return sum_by(expert_TC.flatten(), units_T[:, None].expand(expert_TC.shape).flatten(), num_experts)
+def _sum_per_expert(expert_RC: Tensor, units_R: Tensor, layers: int, num_experts: int) -> Tensor:
+    numbered_P = _numbered(expert_RC, layers, num_experts).flatten()
+    return sum_by(numbered_P, units_R[:, None].expand(expert_RC.shape).flatten(), layers * num_experts).view(layers, num_experts)

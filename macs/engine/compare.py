@@ -44,7 +44,7 @@ class Comparison:
         gamma, reached = equal_time_gamma(self.same_time, new.straggler(), baseline, ep_size, policy)
         return replace(
             self,
-            vanilla=self.vanilla.reschedule(self.vanilla.policy, ep_size=ep_size),
+            vanilla=replace(self.vanilla, ep_size=ep_size),  # nothing in its decisions depends on the ranks
             same_gamma=self.same_gamma.reschedule(baseline_policy(baseline, policy, policy.gamma), ep_size=ep_size),
             same_time=self.same_time.reschedule(baseline_policy(baseline, policy, gamma), ep_size=ep_size),
             policy=new,
