@@ -16,10 +16,12 @@ COMMANDS = {
     "bench schedule": ("macs.eval.bench_schedule", "time the scheduler against the experts it schedules"),
     "bench page": ("macs.view.page_bench", "time first paint and slider redraw in a real browser"),
     "bench layer": ("macs.eval.bench_layer", "time one MoE layer at published shapes, ranks in turn"),
-    "study quality": ("macs.eval.study_quality", "exact match on the held-out questions under each policy"),
+    "study quality": ("macs.eval.study_quality", "how right the answers are under each policy and capacity factor"),
+    "study tables": ("macs.eval.study_tables", "the paper's tables, and all policies at equal time"),
     "study dependence": ("macs.eval.study_dependence", "accuracy with a random share of all pairs dropped"),
     "study loads": ("macs.eval.study_loads", "how skewed the router's loads are, per layer and rank"),
     "study entropy": ("macs.eval.study_entropy", "whether the entropy weight finds the objects"),
+    "tune": ("macs.eval.tune_command", "the policy that changes answers least at a wanted straggler factor"),
     "synthetic": ("macs.eval.synthetic", "write a made-up trace of any size, to see the page with it"),
     "demo": ("macs.demo.cli", "scenes, training and evaluation of the embedded model"),
 }

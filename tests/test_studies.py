@@ -11,7 +11,7 @@ import torch
 
 from macs.eval.asking import FAMILIES, held_out
 from macs.eval.study_entropy import auroc, object_mask
-from macs.eval.study_quality import summary
+from macs.eval.rows import summary
 from macs.model.controls import random_drop
 from tests.tiny import merged_batch, qwen
 

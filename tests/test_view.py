@@ -401,7 +401,7 @@ def test_both_languages_have_every_text_with_the_same_values():
 
 def test_every_text_is_used_and_every_key_used_exists():
     source = "".join(p.read_text() for p in (Path(session.__file__).parent).glob("*.py"))
-    built = re.compile("^(p|in|c|bd|st|row|cost|err|phase|set|m|heat)_")  # keys put together in code
+    built = re.compile("^(p|in|c|bd|st|row|cost|err|phase|set|m|heat|res|lab)_")  # keys put together in code
     unused = [key for key in table() if f'"{key}"' not in source and f"'{key}'" not in source and not built.match(key)]
     assert not unused
     assert not [key for key in re.findall(r"""words(?:\.html)?\(["'](\w+)["']""", source) if key not in table()]

@@ -15,6 +15,7 @@ from macs.trace import Trace
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "assets" / "demo_model"  # the embedded model, in a checkout of the repository
 CALIBRATION_SET = DEMO_MODEL.parent / "calibration"  # prompts and pictures for a model that has no set of its own
+RESULTS = DEMO_MODEL.parent / "results"  # what the studies measured on it
 EXAMPLES = DEMO_MODEL.parent / "examples"  # its pictures, prompts and recorded runs
 
 

@@ -58,6 +58,7 @@ def page_texts(session: Session, examples: Sequence[Example]) -> list[Any]:
 TABS = {  # word of its title, also its id -> the regions in it, from top to bottom
     "tab_tokens": ("tokens",),
     "tab_sides": ("difference", "layers"),
+    "tab_results": ("results",),
     "tab_export": ("export",),
     "tab_method": ("method",),
 }

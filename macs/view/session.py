@@ -6,7 +6,7 @@ import threading
 from typing import Callable
 
 from macs.config import Policy
-from macs.view import difference, export_panel, findings, gantt, header, heat, layers, ledger, maps, method, picker, picture, queues, selection, tokens, trade
+from macs.view import difference, export_panel, findings, gantt, header, heat, layers, ledger, maps, method, picker, picture, queues, results, selection, tokens, trade
 from macs.view.curves import Curves
 from macs.view.header import READY, Status
 from macs.view.markup import esc, heading
@@ -28,6 +28,7 @@ REGIONS: dict[str, Callable[[Shown, Words], str]] = {
     "difference": difference.render,
     "layers": layers.render,
     "tokens": tokens.render,
+    "results": results.render,
     "export": export_panel.render,
     "method": method.render,
 }

@@ -52,6 +52,14 @@ class Words:
         suffix = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
         return f"{number}{suffix}"
 
+    def label(self, english: str) -> str:
+        """Return a row's label of a study in this language if the table knows it, else as it is: most are symbols."""
+        for prefix, key in _labels().items():
+            if english == prefix or english.startswith(f"{prefix} "):
+                return self(key) + english[len(prefix) :]
+        found = re.fullmatch(r"(\d+) of (\d+) with a picture", english)
+        return self("lab_mix", a=found[1], b=found[2]) if found else english
+
     def sentence(self, english: str) -> str:
         """Return an engine's sentence in this language if the table knows it, else as it is."""
         for key, pattern in _errors().items():
@@ -59,6 +67,12 @@ class Words:
             if found:
                 return self(key, **found.groupdict())
         return english
+
+
+@cache
+def _labels() -> dict[str, str]:
+    keys = [key for key in table() if key.startswith("lab_") and key != "lab_mix"]
+    return {table()[key]["en"]: key for key in sorted(keys, key=lambda key: -len(table()[key]["en"]))}
 
 
 @cache
