@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from macs.config import Policy, preset
-from macs.engine.base import DEMO_MODEL, Request
+from macs.engine.base import DEMO_MODEL, EXAMPLES, Request
 from macs.engine.local import LocalEngine
 from macs.engine.tune import snippet, tune
 from macs.eval.cells import Bench, Loads, Outcome, Store, batched, encoded
@@ -20,6 +20,11 @@ from macs.eval.study_quality import labelled, policy_fields
 from macs.eval.tables import TABLES
 from macs.eval.tasks import read_tasks
 from macs.model import apply, load, read_calibration
+from macs.view import handlers, shown
+from macs.view.examples import find_examples
+from macs.view.job import Line
+from macs.view.session import Session
+from macs.view.settings import values_of
 from tests.fake_engine import FakeEngine
 from tests.test_studies import last_line
 
@@ -179,3 +184,19 @@ def test_the_snippet_runs_the_policy(bench):
             assert run.policy == policy
 
 
+
+
+def test_the_page_chooses_the_policy_of_least_change_in_the_same_time():
+    engine = LocalEngine(str(DEMO_MODEL))
+    examples = find_examples(EXAMPLES)
+    picture, prompt = examples[0].picture, examples[0].prompt
+    session = Session(shown.open_run(examples[0].load(), "recorded", example=examples[0].name))
+    values = values_of(preset("macs", gamma=0.8), "token_drop", 4)
+    list(handlers.start(session, engine, Line(), picture, prompt, values))
+    before = session.shown.policy
+    list(handlers.start(session, engine, Line(), picture, prompt, values, choose=True))
+    after = session.shown.policy
+    assert session.status.kind == "ready" and session.wanted[0] == after.policy and 0.25 <= after.policy.gamma <= 2.5
+    assert after.straggler() <= before.straggler() * 1.01 and after.kl <= before.kl
+    handlers.adjust(session, values_of(preset("vanilla"), "token_drop", 4))
+    assert "which meets" in list(handlers.start(session, engine, Line(), picture, prompt, values, choose=True))[-1]["status"]

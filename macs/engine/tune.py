@@ -22,6 +22,7 @@ AXES: dict[str, tuple] = {  # tried in this order, each kept if the answers chan
     "rho": (0.25, 0.5, 1.0),
     "min_affinity": (0.0, 0.1, 0.25),
 }
+MOST = 1 + len(STARTS) + sum(map(len, AXES.values()))  # vanilla, and the policies asked for
 CLOSE = 0.01  # how far above the target a straggler factor may be, relative
 GAMMA = (0.01, 64.0)
 SEARCHED = 8  # recorded runs of the first guess at γ
@@ -44,21 +45,25 @@ def tune(
     *,
     starts: Sequence[str] = STARTS,
     ep_size: int | None = None,
+    gammas: tuple[float, float] = GAMMA,
     hooks: Hooks = Hooks(),
     found: Callable[[Choice], None] = lambda _: None,
 ) -> list[Choice]:
     """Return every policy that was tried, the one with the least KL at straggler factor ``target`` first.
 
-    The best of ``starts`` is improved one axis after another; γ is set anew for each. ``found`` hears of each policy as
-    it is measured. Raises ValueError on no request, a target that no capacity gives, or bad input, and Stopped.
+    The best of ``starts`` is improved one axis after another; γ is set anew for each, inside ``gammas``. ``found`` hears
+    of each policy as it is measured. Raises ValueError on no request, on a target that vanilla meets or no policy does,
+    or on bad input, and Stopped.
     """
     if not requests:
         raise ValueError("There is no request to choose by; give one prompt at least.")
     if not (isinstance(target, (int, float)) and math.isfinite(target) and 0 < target <= 1000):
         raise ValueError(f"target-straggler is {target!r}; use a number above 0, such as 1.25.")
-    search = _Search(engine, requests, float(target), ep_size, hooks, found)
+    search = _Search(engine, requests, float(target), ep_size, gammas, hooks, found)
     for name in starts:
         search.best(preset(name))
+    if not search.tried:
+        raise ValueError(f"No policy meets a straggler factor of {target:.2f} on these requests; use a higher one.")
     for axis, values in AXES.items():
         for value in values:
             start = search.tried[0].policy
@@ -82,8 +87,9 @@ def _matters(policy: Policy, axis: str) -> bool:
 class _Search:
     """The runs so far; ``tried`` has the best first."""
 
-    def __init__(self, engine: Engine, requests, target: float, ep_size, hooks: Hooks, found) -> None:
+    def __init__(self, engine: Engine, requests, target: float, ep_size, gammas, hooks: Hooks, found) -> None:
         self.tried: list[Choice] = []
+        self._asked, self._gammas = 0, gammas
         self._engine, self._requests, self._target, self._hooks, self._found = engine, requests, target, hooks, found
         self._ep_size = engine.info.ep_size if ep_size is None else ep_size
         self._vanilla = [self._run(request, preset("vanilla")) for request in requests]
@@ -93,7 +99,7 @@ class _Search:
 
     def best(self, policy: Policy) -> None:
         """Run ``policy`` at the γ that meets the target, unless it was tried."""
-        policy = _plain(policy)
+        policy, self._asked = _plain(policy), self._asked + 1
         if any(_plain(choice.policy) == policy for choice in self.tried):
             return
         gamma = self._first_guess(policy)
@@ -104,8 +110,9 @@ class _Search:
                 break
             gamma = min(max(gamma / off, GAMMA[0]), GAMMA[1])
             choice = self._measured(policy.with_(gamma=gamma))
-        if choice.straggler > self._target * (1 + CLOSE):
-            return  # one pair an expert is already slower than that, or γ does not converge: it meets no target
+        low, high = self._gammas
+        if choice.straggler > self._target * (1 + CLOSE) or not low <= choice.policy.gamma <= high:
+            return  # one pair an expert is slower than that, or γ does not converge, or it is out of the caller's reach
         self.tried = sorted([*self.tried, choice], key=lambda c: c.kl)
         self._found(choice)
 
@@ -127,7 +134,7 @@ class _Search:
 
     def _run(self, request: Request, policy: Policy, reference: Run | None = None) -> Run:
         def report(step: Progress) -> None:
-            self._hooks.progress(replace(step, policy_index=len(self.tried)))
+            self._hooks.progress(replace(step, policy_index=self._asked, policies=MOST))
 
         return self._engine.run(request, policy, ep_size=self._ep_size, reference=reference, hooks=Hooks(report, self._hooks.stop))
 

@@ -124,14 +124,23 @@ def draw_curves(session: Session) -> Changes:
         return session.changes()
 
 
-def start(session: Session, engine: Engine, line: job.Line, picture: str | None, prompt: str, values: Mapping[str, Any]) -> Iterator[Changes]:
-    """Run the model four times; yields progress, then the new page, or one sentence while the last run stays."""
+def start(
+    session: Session, engine: Engine, line: job.Line, picture: str | None, prompt: str, values: Mapping[str, Any], *, choose: bool = False
+) -> Iterator[Changes]:
+    """Run the model four times; yields progress, then the new page, or one sentence while the last run stays.
+
+    With ``choose`` it first runs other policies too, and takes the one that changes the answer least in the time of the
+    policy on the page.
+    """
     with session.lock:
         if session.running:  # a second press: the first run goes on
             return
         session.running, session.stop = True, threading.Event()
     try:
         order, notices = _order(session, picture, prompt, values)
+        if choose:
+            gamma = next(field for field in settings.SLIDERS if field.name == "gamma")
+            order = replace(order, target=session.shown.policy.straggler(), gammas=(gamma.low, gamma.high))
     except ValueError as error:
         session.running = False
         yield session.status_changes(_fault(session, error))
@@ -143,6 +152,8 @@ def start(session: Session, engine: Engine, line: job.Line, picture: str | None,
                 yield session.status_changes(_under_way(session, outcome))
     finally:
         session.running = False
+    if choose and outcome.comparison is not None:
+        session.wanted = outcome.comparison.policy.policy, order.baseline, order.ep_size
     about = {"seconds": outcome.seconds, "measured": engine.info.measured, "notices": notices}
     yield _end(session, outcome, about)
 

@@ -13,6 +13,7 @@ from typing import Iterator
 from macs.config import Policy
 from macs.engine.base import Engine, EngineFailure, Hooks, Progress, Request, Stopped
 from macs.engine.compare import Comparison, compare
+from macs.engine.tune import tune
 
 log = logging.getLogger(__name__)
 MOST = 20  # in the line, the one at the engine included; each holds one of the server's 40 threads, and sliders need some too
@@ -57,12 +58,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Order:
-    """What a press of Run asks for."""
+    """What a press of Run asks for; with ``target``, the policy that changes the answer least at that straggler factor."""
 
     request: Request
     policy: Policy
     baseline: str
     ep_size: int
+    target: float | None = None
+    gammas: tuple[float, float] = (0.0, 0.0)  # inside which it is looked for
 
 
 @dataclass
@@ -114,9 +117,10 @@ def _work(engine: Engine, line: Line, ticket: object, order: Order, stop: thread
     try:
         line.wait(ticket, stop)
         start = time.perf_counter()
-        outcome.comparison = compare(
-            engine, order.request, order.policy, baseline=order.baseline, ep_size=order.ep_size, hooks=Hooks(report, stop)
-        )
+        policy, hooks = order.policy, Hooks(report, stop)
+        if order.target is not None:
+            policy = tune(engine, [order.request], order.target, ep_size=order.ep_size, gammas=order.gammas, hooks=hooks)[0].policy
+        outcome.comparison = compare(engine, order.request, policy, baseline=order.baseline, ep_size=order.ep_size, hooks=hooks)
         outcome.seconds = time.perf_counter() - start
     except Stopped:
         outcome.stopped = True

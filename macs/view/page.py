@@ -45,6 +45,7 @@ class Parts:
     stop: gr.Button
     examples: gr.HTML
     found: gr.HTML
+    choose: gr.Button
     reset: gr.Button
     tabs: dict[str, gr.Tab]  # by the word of their title
     downloads: dict[str, gr.Button]  # by the word of their text
@@ -81,13 +82,13 @@ def build_page(engine: Engine, examples: Sequence[Example]) -> gr.Blocks:
                 with gr.Column(elem_id="left"):
                     left = _input(examples, engine.info.found, html, words)
                 with gr.Column(elem_id="right"):
-                    controls, beside, reset = _right(html, values, sizes, words)
+                    controls, beside, choose, reset = _right(html, values, sizes, words)
             html["selection"].render()
             with gr.Row(elem_id="figures"):
                 for name in ("trade", "gantt", "heat"):
                     html[name].render()
             tabs, downloads, trace_file, parcel = _tabs(html, words)
-        parts = Parts(session, bus, html, controls, beside, **left, reset=reset, tabs=tabs, downloads=downloads, trace_file=trace_file, parcel=parcel)
+        parts = Parts(session, bus, html, controls, beside, **left, choose=choose, reset=reset, tabs=tabs, downloads=downloads, trace_file=trace_file, parcel=parcel)
         line = Line()
         page_events.wire(page, parts, engine, line, examples)
         add_api(engine, line)
@@ -140,11 +141,12 @@ def _right(html: dict[str, gr.HTML], values: dict[str, Any], sizes: tuple[int, .
     with gr.Column(elem_id="settings"):
         for field in PANEL:
             controls[field.name] = build(field, values[field.name], words, sizes)
+        choose = gr.Button(words("set_tune"), elem_id="choose", size="sm")
         reset = gr.Button(words("set_reset"), elem_id="reset", size="sm")
     for name in ("findings", "ledger", "queues"):
         html[name].render()
     assert list(controls) == [field.name for field in FIELDS]
-    return controls, beside, reset
+    return controls, beside, choose, reset
 
 
 def _tabs(html: dict[str, gr.HTML], words: Words):

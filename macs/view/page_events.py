@@ -190,7 +190,17 @@ def _wire_run(parts: Parts, wiring: _Wiring, engine: Engine, line: Line) -> None
 
     inputs = [parts.session, parts.picture, parts.prompt, *wiring.controls]
     outputs = [*wiring.regions, parts.run, parts.stop]
+    def choose(session: Session, picture: str | None, prompt: str, *values: Any):
+        kept = [gr.skip()] * len(NAMES)
+        yield [*still, gr.update(interactive=False), gr.update(interactive=True), *kept]
+        for changes in handlers.start(session, engine, line, picture, prompt, dict(zip(NAMES, values)), choose=True):
+            yield [*sent(changes), gr.skip(), gr.skip(), *kept]
+        length = values[NAMES.index("max_new_tokens")]
+        chosen = values_of(*session.wanted, length) if session.wanted else dict(zip(NAMES, values))
+        yield [*still, gr.update(interactive=True), gr.update(interactive=False), *[chosen[name] for name in NAMES]]
+
     wiring.curves_after(gr.on([parts.run.click, parts.prompt.submit], run, inputs, outputs, concurrency_limit=None, **QUIET))
+    wiring.curves_after(parts.choose.click(choose, inputs, [*outputs, *wiring.controls], concurrency_limit=None, **QUIET))
     parts.stop.click(handlers.stop, parts.session, None, **AT_ONCE)  # the run's own stream says that it stops
 
 

@@ -31,7 +31,7 @@ def beside_label(baseline: str, words: Words) -> str:
 
 def text_components(parts: Parts) -> list[gr.components.Component]:
     """Return the components whose texts ``page_texts`` gives, in its order."""
-    buttons = [parts.run, parts.stop, parts.reset, *parts.downloads.values()]
+    buttons = [parts.run, parts.stop, parts.choose, parts.reset, *parts.downloads.values()]
     return [*parts.controls.values(), parts.beside, parts.picture, parts.prompt, *buttons, parts.trace_file, *parts.tabs.values(), parts.examples, parts.found]
 
 
@@ -41,7 +41,7 @@ def page_texts(session: Session, examples: Sequence[Example]) -> list[Any]:
 
     words = session.words
     baseline = settings_of(session.shown.now)[1]
-    buttons = ["run", "stop", "set_reset", *DOWNLOADS]
+    buttons = ["run", "stop", "set_tune", "set_reset", *DOWNLOADS]
     return [
         *relabel(words, divisors(session.shown.policy.num_experts)),
         gr.update(choices=beside_choices(words), label=beside_label(baseline, words)),
