@@ -179,17 +179,18 @@ def tokenizer(image: str, video: str, start: str, end: str, **named: str) -> Any
     )  # fmt: skip
 
 
-def template(picture: str) -> str:
-    return tiny.TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", picture)
+def template(picture: str, video: str = "") -> str:
+    return tiny.TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", picture).replace("<|vision_start|><|video_pad|><|vision_end|>", video)
 
 
 AREA = {"shortest_edge": 4 * 256, "longest_edge": 400 * 256}
 
 
 def glm_processor() -> Any:
-    words = tokenizer("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>")
+    clip = {"begin_video": "<|begin_of_video|>", "end_video": "<|end_of_video|>"}
+    words = tokenizer("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", **clip)
     sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2, "size": AREA}
-    pictures = template("<|begin_of_image|><|image|><|end_of_image|>")
+    pictures = template("<|begin_of_image|><|image|><|end_of_image|>", "<|begin_of_video|><|video|><|end_of_video|>")
     return hf.Glm4vProcessor(hf.Glm4vImageProcessor(**sizes), words, hf.Glm4vVideoProcessor(**sizes), chat_template=pictures)
 
 
@@ -198,14 +199,14 @@ def internvl_processor(side: int = 32, tokens: int = 16) -> Any:
     words = tokenizer("<IMG_CONTEXT>", "<video>", "<img>", "</img>", **roles)
     size = {"height": side, "width": side}
     images = hf.GotOcr2ImageProcessor(size=size, min_patches=1, max_patches=6, crop_to_patches=True)
-    return hf.InternVLProcessor(images, words, hf.InternVLVideoProcessor(size=size), image_seq_length=tokens, chat_template=template("<IMG_CONTEXT>"))
+    return hf.InternVLProcessor(images, words, hf.InternVLVideoProcessor(size=size), image_seq_length=tokens, chat_template=template("<IMG_CONTEXT>", "<video>"))
 
 
 def kimi_words() -> Any:
     return tokenizer("<|media_pad|>", "<|kimi_k25_video_placeholder|>", "<|media_begin|>", "<|media_end|>")
 
 
-KIMI_TEMPLATE = template("<|media_begin|><|media_pad|><|media_end|>")
+KIMI_TEMPLATE = template("<|media_begin|><|media_pad|><|media_end|>", "<|kimi_k25_video_placeholder|>")
 
 
 def kimi_processor() -> Any:
@@ -225,7 +226,7 @@ def gemma_processor() -> Any:
     roles = {"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>", "boa_token": "<|audio>", "eoa_token": "<audio|>"}
     words = tokenizer("<|image|>", "<|video|>", "<|image>", "<image|>", **roles)
     images = hf.Gemma4ImageProcessor(patch_size=4, max_soft_tokens=70, pooling_kernel_size=3)
-    return hf.Gemma4Processor(hf.Gemma4AudioFeatureExtractor(), images, words, hf.Gemma4VideoProcessor(patch_size=4), chat_template=template("<|image|>"), image_seq_length=70)
+    return hf.Gemma4Processor(hf.Gemma4AudioFeatureExtractor(), images, words, hf.Gemma4VideoProcessor(patch_size=4), chat_template=template("<|image|>", "<|video|>"), image_seq_length=70)
 
 
 def aria_processor() -> Any:

@@ -19,7 +19,8 @@ VOCABULARY, HIDDEN, EXPERTS, TOP_K = 272, 64, 8, 3
 TEMPLATE = (
     "{%- for message in messages -%}<|im_start|>{{ message['role'] }}{{ '\\n' }}"
     "{%- for part in message['content'] -%}"
-    "{%- if part['type'] == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part['text'] }}{%- endif -%}"
+    "{%- if part['type'] == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>"
+    "{%- elif part['type'] == 'video' -%}<|vision_start|><|video_pad|><|vision_end|>{%- else -%}{{ part['text'] }}{%- endif -%}"
     "{%- endfor -%}<|im_end|>{{ '\\n' }}{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\\n' }}{%- endif -%}"
 )

@@ -52,11 +52,19 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class Request:
-    """One input: a prompt and at most one picture (PIL, any mode), and how long an answer may be."""
+    """One input: a prompt, pictures or the frames of a video (PIL, any mode) or neither, and how long an answer may be."""
 
     prompt: str
     image: Image | None = None
     max_new_tokens: int = 24
+    more: tuple[Image, ...] = ()  # pictures after the first
+    frames: tuple[Image, ...] = ()
+    fps: float = 1.0  # frames a second
+
+    @property
+    def pictures(self) -> tuple[Image, ...]:
+        """Return all pictures, without the frames."""
+        return (() if self.image is None else (self.image,)) + self.more
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", self.prompt.encode("utf-8", "replace").decode())  # no file and no page can hold a lone surrogate

@@ -13,8 +13,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from macs.config import Policy
 from macs.engine.base import DEMO_MODEL, Progress, Request, Run, Stopped
-from macs.engine.intake import preview, to_rgb
+from macs.engine.intake import PREVIEW_SIDE, preview, to_rgb
 from macs.model import Loaded, apply, encode
+from macs.model.views import views_of
 from macs.trace import Trace
 
 DRAWINGS = "The embedded model was trained on drawings; its answers about photographs mean nothing."
@@ -103,10 +104,10 @@ class _Steps(LogitsProcessor):
 
 def read(loaded: Loaded, request: Request) -> Mapping[str, Any]:
     """Return the model's batch for a request; raises ValueError with one sentence on input it cannot take."""
-    return encode(loaded, request.prompt, None if request.image is None else to_rgb(request.image))
+    return encode(loaded, request.prompt, [to_rgb(p) for p in request.pictures], frames=[to_rgb(f) for f in request.frames], fps=request.fps)
 
 
-def complete(loaded: Loaded, request: Request, generated: Generated, *, about: Mapping[str, Any], kl: float | None) -> Run:
+def complete(loaded: Loaded, request: Request, batch: Mapping[str, Any], generated: Generated, *, about: Mapping[str, Any], kl: float | None) -> Run:
     """Return the run with the request, the answer's text and what is known of how it ran written into its trace."""
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     facts = {"model": loaded.name, "date": date, "source": "live", "notices": notices(loaded, generated.trace.calibrated)}
@@ -114,7 +115,7 @@ def complete(loaded: Loaded, request: Request, generated: Generated, *, about: M
         generated.trace,
         prompt=request.prompt,
         answer=loaded.processor.tokenizer.decode(generated.answer_A, skip_special_tokens=True).strip(),
-        images=() if request.image is None else (preview(to_rgb(request.image)),) * _views(generated.trace),
+        images=_previews(request, loaded, batch),
         seconds=generated.seconds,
         kl=kl,
         about=dict(generated.trace.about) | facts | about,
@@ -122,9 +123,14 @@ def complete(loaded: Loaded, request: Request, generated: Generated, *, about: M
     return Run(trace, generated.answer_A, generated.logprob_AV)
 
 
-def _views(trace: Trace) -> int:
-    """Return how often the one picture was shown to the model: tiles are one view, the small whole beside them another."""
-    return len(trace.grids) if trace.grids and all(rows for rows, _ in trace.grids) else 1
+def _previews(request: Request, loaded: Loaded, batch: Mapping[str, Any]) -> tuple[bytes, ...]:
+    """Return the picture behind each view of the trace: tiles are one view, the small whole beside them another, each frame one."""
+    given = (*request.pictures, *request.frames)
+    views = views_of(batch, loaded.anatomy, loaded.processor, [picture.size for picture in given])
+    shown = [view.source for of_token in views.values() for view in of_token if view.starts] or range(len(given))
+    side = PREVIEW_SIDE if len(shown) <= 2 else PREVIEW_SIDE // 2  # a trace carries each of them
+    copies = {i: preview(to_rgb(given[min(i, len(given) - 1)]), side) for i in set(shown)}  # a last frame may be there twice
+    return tuple(copies[i] for i in shown)
 
 
 def notices(loaded: Loaded, calibrated: bool) -> list[str]:

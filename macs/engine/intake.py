@@ -20,6 +20,10 @@ MAX_PIXELS = 64_000_000  # 48-megapixel phone photographs pass; a decoder then n
 MAX_RATIO = 200  # long side ÷ short side, the limit of Qwen-VL processors
 BACKGROUND = (255, 255, 255)  # under transparent pixels; whatever colour they hide never reaches the model
 PREVIEW_SIDE = 896  # pixels of the copy that a trace carries
+MAX_PICTURES = 8  # of one request; each is at most two views of a trace
+MAX_FRAMES = 8  # of a video that the model sees
+FRAME_SIDE = 448  # pixels a side of them at most
+MAX_FILE_FRAMES = 1000  # to reach a frame, all before it are decoded
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,15 @@ class Picture:
     """An upright RGB image and what was done to the file to get it."""
 
     image: Image.Image
+    notices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Frames of an animated picture, upright RGB of one size, and how many of them make a second."""
+
+    frames: tuple[Image.Image, ...]
+    fps: float
     notices: tuple[str, ...] = ()
 
 
@@ -43,6 +56,36 @@ def open_image(source: str | Path | bytes) -> Picture:
     with _decoding, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of bombs: the limit below is stricter; of odd metadata: the picture decides
         return _decode(data)
+
+
+def open_frames(source: str | Path) -> Clip:
+    """Return frames of an animated GIF, WebP or PNG, evenly spaced if there are more than ``MAX_FRAMES``; raises ValueError as ``open_image``."""
+    data = _read(Path(source))
+    open_image(data)  # its checks, and its sentences
+    with _decoding, warnings.catch_warnings(), Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+        warnings.simplefilter("ignore")
+        count = getattr(opened, "n_frames", 1)
+        if count < 2:
+            raise ValueError("This file holds one picture, no video; use an animated GIF, WebP or PNG.")
+        if count > MAX_FILE_FRAMES:
+            raise ValueError(f"This file has {count} frames; at most {MAX_FILE_FRAMES} are read.")
+        chosen = np.linspace(0, count - 1, min(count, MAX_FRAMES)).round().astype(int).tolist()
+        try:
+            frames, seconds = zip(*[_frame(opened, i) for i in chosen])
+        except (OSError, EOFError, SyntaxError, ValueError) as error:
+            raise ValueError("This video is damaged and cannot be decoded; save it again or choose another one.") from error
+    shown = [] if count == len(chosen) else [f"The video has {count} frames; the model sees {len(chosen)} of them, evenly spaced."]
+    if max(frames[0].size) > FRAME_SIDE:
+        shown.append(f"Its frames are reduced to {FRAME_SIDE} pixels on the long side.")
+        for frame in frames:
+            frame.thumbnail((FRAME_SIDE, FRAME_SIDE))
+    return Clip(frames, len(chosen) / max(float(np.mean(seconds)) * count, 1e-3), tuple(shown))
+
+
+def _frame(opened: Image.Image, index: int) -> tuple[Image.Image, float]:
+    """Return a frame and how many seconds it stands."""
+    opened.seek(index)
+    return to_rgb(opened.copy()), (opened.info.get("duration") or 100) / 1000  # viewers show a frame that names no time for a tenth of a second
 
 
 def _read(path: Path) -> bytes:
@@ -107,10 +150,10 @@ def _from_wide(image: Image.Image) -> Image.Image:
     return grey
 
 
-def preview(image: Image.Image) -> bytes:
-    """Return a PNG copy, at most ``PREVIEW_SIDE`` pixels a side, for the trace and the page."""
+def preview(image: Image.Image, side: int = PREVIEW_SIDE) -> bytes:
+    """Return a PNG copy, at most ``side`` pixels a side, for the trace and the page."""
     small = image.copy()
-    small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE))
+    small.thumbnail((side, side))
     buffer = io.BytesIO()
     small.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

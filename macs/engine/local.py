@@ -55,7 +55,7 @@ class LocalEngine:
             generated = generate(self._loaded, batch, policy, max_new_tokens=request.max_new_tokens, **given)
             kl = distance(reference, generated, along)
         about = {"times": "measured in one process; ranks are placement", "parameters": self.info.parameters}
-        return complete(self._loaded, request, generated, about=about, kl=kl)
+        return complete(self._loaded, request, batch, generated, about=about, kl=kl)
 
     def close(self) -> None:
         """Free the model."""

@@ -82,7 +82,7 @@ def run(rank: Rank, request: Request, policy: Policy, forced: tuple[int, ...] | 
         generated = generate(own.loaded, batch, policy, watch=watch, max_new_tokens=request.max_new_tokens, forced=forced, **given)
     layers = generated.trace.layers
     return Share(
-        run=complete(own.loaded, request, generated, about={}, kl=None) if rank.index == 0 else None,
+        run=complete(own.loaded, request, batch, generated, about={}, kl=None) if rank.index == 0 else None,
         digest=_digest(generated.trace, generated.answer_A),
         times=tuple(record.read() for record in records),
         schedule=tuple(float(layer.seconds["schedule"][0]) for layer in layers),

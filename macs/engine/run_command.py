@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from macs.trace import LayerTrace, Trace
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags; every field of a policy is one."""
     parser.add_argument("--prompt", required=True, help="the question, plain text")
-    parser.add_argument("--image", help="a picture file; without it the run is text only")
+    parser.add_argument("--image", nargs="+", default=[], metavar="FILE", help="picture files; without them the run is text only")
+    parser.add_argument("--video", metavar="FILE", help="an animated GIF, WebP or PNG, whose frames the model sees as a video")
     parser.add_argument("--model", default=str(DEMO_MODEL), help="folder or hub id (default: the embedded model)")
     parser.add_argument("--policy", default="macs", help=f"one of {', '.join(NAMED)}")
     for name in RANGES:
@@ -37,17 +39,31 @@ def main(args: argparse.Namespace) -> int:
     policy = policy_from_flags(args)
     if args.max_new_tokens < 1:
         raise ValueError(f"max-new-tokens is {args.max_new_tokens}; use 1 or more.")
-    from macs.engine.intake import open_image  # after the checks: torch takes seconds to import
-    from macs.trace_file import save_trace
+    from macs.trace_file import save_trace  # after the checks: torch takes seconds to import
 
-    picture = open_image(args.image) if args.image else None
-    request = Request(args.prompt, picture.image if picture else None, args.max_new_tokens)
+    request = _request(args)
     with closing(start(args.model, ep_size=args.ep_size, **chosen(args))) as engine:
         trace = engine.run(request, policy).trace
     if args.out:
         save_trace(trace, args.out)
     print(json.dumps(document(trace), ensure_ascii=False) if args.json else table(trace))
     return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    """Return what the flags ask, with what was done to a file said on stderr; raises ValueError on one that cannot be used."""
+    from macs.engine.intake import MAX_PICTURES, open_frames, open_image
+
+    if len(args.image) > MAX_PICTURES:
+        raise ValueError(f"There are {len(args.image)} pictures; at most {MAX_PICTURES} run here.")
+    pictures = [open_image(file) for file in args.image]
+    clip = open_frames(args.video) if args.video else None
+    for opened in (*pictures, *([clip] if clip else [])):
+        for notice in opened.notices:
+            print(notice, file=sys.stderr)
+    images = [opened.image for opened in pictures]
+    video = {"frames": clip.frames, "fps": clip.fps} if clip else {}
+    return Request(args.prompt, images[0] if images else None, args.max_new_tokens, more=tuple(images[1:]), **video)
 
 
 def policy_from_flags(args: argparse.Namespace) -> Policy:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 from transformers.utils.chat_template_utils import _CONTROL_TOKEN_END, _CONTROL_TOKEN_START
@@ -17,17 +17,24 @@ MAX_CHARACTERS = 200_000  # of a prompt, before any tokenizer sees it
 _tokenizing = threading.Lock()  # tokenizers keep a switch for special tokens that a call sets, for every thread
 
 
-def encode(loaded: Loaded, prompt: str, image: Any = None) -> Any:
-    """Return the processor's batch, on the model's device, for ``prompt`` and an RGB picture or None.
+def encode(loaded: Loaded, prompt: str, image: Any = None, *, frames: Sequence[Any] = (), fps: float = 1.0) -> Any:
+    """Return the processor's batch, on the model's device, for ``prompt`` and an RGB picture, several, or None.
 
-    What a user types is text: control tokens and image placeholders in it are spelled out, never obeyed.
-    Raises ValueError with one sentence if the prompt is empty or too long, or the image makes too many tokens.
+    ``frames`` are those of one video, ``fps`` of them a second, all of which the model sees. What a user types is text:
+    control tokens and image placeholders in it are spelled out, never obeyed. Raises ValueError with one sentence if the
+    prompt is empty or too long, the pictures make too many tokens, or the model takes no video.
     """
+    pictures = list(image) if isinstance(image, (list, tuple)) else [] if image is None else [image]
+    if frames and not loaded.anatomy.family.video:
+        raise ValueError("This model takes no video here; give it pictures.")
+    if frames and pictures and loaded.anatomy.family.frames_as_images:
+        raise ValueError("This model takes pictures or a video here, not both; leave one of them out.")
     prompt = prompt.encode("utf-8", "replace").decode()  # a lone surrogate is no character
     if not prompt.strip():
         raise ValueError("Write a prompt first.")
     _check_length(loaded, prompt)
-    content = [{"type": "image", "image": image}] if image is not None else []
+    content = [{"type": "image", "image": picture} for picture in pictures]
+    content += [{"type": "video", "video": np.stack([np.asarray(frame) for frame in frames])}] if frames else []
     messages = [{"role": "user", "content": [*content, {"type": "text", "text": _spelled(loaded.processor, prompt)}]}]
     with _tokenizing:
         batch = loaded.processor.apply_chat_template(
@@ -36,10 +43,10 @@ def encode(loaded: Loaded, prompt: str, image: Any = None) -> Any:
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
-            processor_kwargs={"sanitize_control_tokens": True},
+            processor_kwargs={"sanitize_control_tokens": True} | (_as_they_are(len(frames), fps) if frames else {}),
         )
-    batch.picture_sizes = [] if image is None else [image.size]  # what tiles and paddings are placed by
-    _check_image(loaded, batch, expected=image is not None)
+    batch.picture_sizes = [picture.size for picture in (*pictures, *frames)]  # what tiles and paddings are placed by
+    _check_image(loaded, batch, expected=bool(pictures or frames))
     return batch.to(loaded.model.device)
 
 
@@ -58,6 +65,11 @@ def _spelled(processor: Any, prompt: str) -> str:
     return prompt
 
 
+def _as_they_are(count: int, fps: float) -> dict[str, Any]:
+    """Return the options by which a processor takes every frame, each at its time."""
+    return {"do_sample_frames": False, "video_metadata": [{"total_num_frames": count, "fps": fps, "frames_indices": list(range(count))}]}
+
+
 def _check_length(loaded: Loaded, prompt: str) -> None:
     """Count before the template is rendered, so that a page of text costs one pass of the tokenizer, and a book none."""
     if len(prompt) > MAX_CHARACTERS:
@@ -72,7 +84,11 @@ def _check_image(loaded: Loaded, batch: Any, *, expected: bool) -> None:
     ids_BS = batch["input_ids"].numpy()
     count = int(np.isin(ids_BS, loaded.anatomy.visual_tokens).sum())
     if count > loaded.max_visual_tokens:
-        raise ValueError(f"This image makes {count} visual tokens; at most {loaded.max_visual_tokens} run here. Use a smaller one.")
-    assert (count > 0) == expected, "the template places an image where there is one"
+        one = len(batch.picture_sizes) == 1
+        what = "This image makes" if one else "These pictures make"
+        raise ValueError(f"{what} {count} visual tokens; at most {loaded.max_visual_tokens} run here. Use {'a smaller one' if one else 'smaller ones'}.")
+    if expected and not count:
+        raise ValueError("This model's chat template has no place for what was given beside the prompt.")
+    assert expected or not count, "the template places an image where there is one"
     views = views_of(batch, loaded.anatomy, loaded.processor, batch.picture_sizes)
     lay_out(ids_BS, np.ones(ids_BS.shape, bool), loaded.anatomy, views)  # views and spans agree

@@ -24,7 +24,10 @@ class Family:
     no_grid: str = ""  # one clause: why there is none
     padded: bool = False  # pictures are padded at the right and the bottom to whole cells
     vision_tower: str | None = None  # module that is called with grid_thw, for a forward that never sees the grids
-    video: bool = False  # frames have a token id and a grid of their own
+    video: bool = True  # it takes video, and each frame lies as a picture of its own
+    frames_as_images: bool = False  # frames carry the id of image tokens; pictures and a video together are refused
+    video_but: str = ""  # one clause: which checkpoints of it take none
+    pools_time: bool = False  # a row of video_grid_thw is one view: its frames are averaged
     unusable: str | None = None  # one sentence: why it is refused
 
 
@@ -34,8 +37,8 @@ _QUERIES = "its visual tokens are learned queries that belong to no place of the
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("qwen3_vl_moe", "Qwen3-VL MoE", "Qwen3-VL-30B-A3B, 235B-A22B", "softmax", "softmax, normalised", video=True, **_MERGED),
-        Family("internvl", "InternVL with a MoE language model", "InternVL3.5-30B-A3B-HF", None, "the language model's: softmax", grid="tiled"),
+        Family("qwen3_vl_moe", "Qwen3-VL MoE", "Qwen3-VL-30B-A3B, 235B-A22B", "softmax", "softmax, normalised", **_MERGED),
+        Family("internvl", "InternVL with a MoE language model", "InternVL3.5-30B-A3B-HF", None, "the language model's: softmax", grid="tiled", frames_as_images=True),
         Family(
             "kimi_k25",
             "Kimi-VL and Kimi K2.5",
@@ -45,13 +48,15 @@ FAMILIES: dict[str, Family] = {
             grid="merged",
             padded=True,
             vision_tower="vision_tower",
+            video_but="Kimi-VL has no token for frames",
+            pools_time=True,
         ),
-        Family("qwen3_5_moe", "Qwen3.5 MoE", "Qwen3.5-35B-A3B", "softmax", "softmax, normalised; a gated shared expert", video=True, **_MERGED),
-        Family("qwen3_omni_moe_thinker", "Qwen3-Omni thinker", "Qwen3-Omni-30B-A3B", "softmax", "softmax, normalised", video=True, **_MERGED),
-        Family("glm4v_moe", "GLM-4.5V and GLM-4.6V", "GLM-4.5V", "sigmoid", "sigmoid with selection bias and groups, normalised, scaled", **_MERGED),
+        Family("qwen3_5_moe", "Qwen3.5 MoE", "Qwen3.5-35B-A3B", "softmax", "softmax, normalised; a gated shared expert", **_MERGED),
+        Family("qwen3_omni_moe_thinker", "Qwen3-Omni thinker", "Qwen3-Omni-30B-A3B", "softmax", "softmax, normalised", **_MERGED),
+        Family("glm4v_moe", "GLM-4.5V and GLM-4.6V", "GLM-4.5V", "sigmoid", "sigmoid with selection bias and groups, normalised, scaled", frames_as_images=True, **_MERGED),
         Family("gemma4", "Gemma 4 MoE", "gemma-4-26B-A4B", "given", "softmax, normalised, × a scale per expert", "per_expert_scale", grid="pooled"),
-        Family("aria", "Aria", "Aria", "softmax", "softmax over the chosen", no_grid=_QUERIES),
-        Family("deepseek_ocr2", "DeepSeek-OCR-2", "DeepSeek-OCR-2", "softmax", "softmax, not normalised, scaled", no_grid=_QUERIES),
+        Family("aria", "Aria", "Aria", "softmax", "softmax over the chosen", no_grid=_QUERIES, video=False),
+        Family("deepseek_ocr2", "DeepSeek-OCR-2", "DeepSeek-OCR-2", "softmax", "softmax, not normalised, scaled", no_grid=_QUERIES, video=False),
         Family(
             "llama4",
             "Llama 4",
@@ -76,7 +81,7 @@ MERGE_SIZES = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling
 
 def family_of(config: Any) -> Family:
     """Return the row of this config's ``model_type``, or a row that promises nothing; raises ValueError if refused."""
-    family = FAMILIES.get(config.model_type) or Family(config.model_type)
+    family = FAMILIES.get(config.model_type) or Family(config.model_type, video=False)
     if family.unusable:
         raise ValueError(family.unusable)
     return family

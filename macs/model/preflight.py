@@ -91,7 +91,7 @@ def preflight(name: str, sizes: tuple[int, ...] = (2, 4, 8), trust_remote_code: 
         refused=refused,
         gpus=tuple((torch.cuda.get_device_name(i), torch.cuda.mem_get_info(i)[1]) for i in range(torch.cuda.device_count())),
         host_bytes=host_memory(),
-        supports=_supports(blank, anatomy.family, method),
+        supports=_supports(blank, anatomy.family, method, source.published),
     )
 
 
@@ -105,12 +105,13 @@ def _refusal(blank: nn.Module, experts: int, method: str | None, ranks: int) -> 
     return None if blank.ep_plan else "transformers has no expert-parallel plan for this model"
 
 
-def _supports(blank: nn.Module, family: Any, method: str | None) -> dict[str, str]:
+def _supports(blank: nn.Module, family: Any, method: str | None, published: str) -> dict[str, str]:
+    frames = "yes" if family.video else "no: it takes none" if family.title else "no: the places of frames are not known here"
     return {
         "run": "yes",
         "ranks": _refusal(blank, 1, method, 1) or "yes",
         "overlay": "yes" if family.grid else family.no_grid or "no: the patch grid of this family is not known here",
-        "video": "yes" if family.video else "no: the places of frames are not known here",
+        "video": f"no: {family.video_but}" if published == "kimi_vl" else frames,
         "calibration": "yes",
     }
 

@@ -84,7 +84,7 @@ class _Session:
         self._inputs, self._on_layer = inputs, on_layer
         self._pass: ForwardPass | None = None
         self._first_TN: Tensor | None = None  # of the router that was called last
-        self._seen: list[View] = []  # by the vision tower
+        self._seen: list[list[View]] = []  # by the vision tower, call by call
         self.sizes: Sequence[tuple[int, int]] = ()  # (width, height) of the pictures
 
     def hook(self) -> Iterator[Any]:
@@ -134,8 +134,8 @@ class _Session:
         known = (self.anatomy, self.recording.processor, self.sizes)
         found = views_of(self._inputs, *known) or views_of(kwargs, *known)
         present = [token for token in self.anatomy.visual_tokens if bool((ids_BS == token).any())]
-        if not found and self._seen and len(present) == 1:
-            return {present[0]: unplaced(self._seen) if self.anatomy.family.padded else self._seen}
+        if not found and len(self._seen) == len(present) == 1:  # of two calls it is not known which token is whose
+            return {present[0]: unplaced(self._seen[0]) if self.anatomy.family.padded else self._seen[0]}
         return found
 
     def _end(self, args: tuple, output: Any) -> None:
@@ -146,7 +146,7 @@ class _Session:
     def _see_grids(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         grid_I3 = kwargs.get("grid_thw", args[1] if len(args) > 1 else None)
         if grid_I3 is not None:
-            self._seen = self._seen + grids_of(grid_I3, self.anatomy.merge_size)
+            self._seen = [*self._seen, grids_of(grid_I3, self.anatomy)]
 
     def _see_embeddings(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         embeds_BSD = kwargs.get("inputs_embeds")
