@@ -1,6 +1,10 @@
 """Synthetic traces for tests: random scores, an image's worth of tokens, and decisions of the real core."""
 
+import io
+from dataclasses import replace
+
 import numpy as np
+from PIL import Image
 
 from macs.config import Policy
 from macs.core import Assignment
@@ -61,3 +65,11 @@ def _layer(index, rng, tokens, experts, top_k) -> LayerTrace:
     nothing = Assignment(*[np.zeros(0)] * 10)
     modality_N = rng.integers(-1, 2, experts).astype(np.int8)
     return LayerTrace(index, scores_TN, expert_TK, weight_TK, _entropy(rng, tokens.visual_T), modality_N, nothing)
+
+
+def made_picture(trace: Trace) -> Trace:
+    """Return the trace with a plain picture of the shape of its grid."""
+    rows, columns = trace.grids[0]
+    buffer = io.BytesIO()
+    Image.new("RGB", (10 * columns, 10 * rows), "white").save(buffer, "PNG")
+    return replace(trace, images=(buffer.getvalue(),))

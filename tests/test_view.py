@@ -1,5 +1,6 @@
 """What the page's regions say is what the traces hold; every text exists in both languages; foreign text is escaped."""
 
+import base64
 import csv
 import io
 import json
@@ -23,7 +24,7 @@ from macs.view.markup import esc
 from macs.view.picture import pictures
 from macs.view.words import LANGUAGES, Words, best_language, table
 from tests.fake_engine import FakeEngine
-from tests.made import made_trace
+from tests.made import made_picture, made_trace
 from tests.markup import one, read
 
 PHOTO = Path(__file__).parent / "data" / "cat.jpg"
@@ -631,3 +632,31 @@ def test_a_large_map_is_a_picture():
     markup = heat.render(big, EN)
     assert "data-cell-expert" not in markup and markup.count('data-cell-columns="128"') == 2 and len(markup) < 150_000
     read(markup)
+
+
+def alpha(uri: str) -> np.ndarray:
+    """The opacity of a mask, from 0 to 255."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.split("base64,")[1]))).getchannel("A"))
+
+
+def test_maps_of_many_patches_are_pictures():
+    trace = made_picture(made_trace(preset("macs", gamma=0.6), rows=51, columns=50, layers=2))
+    base = trace.reschedule(preset("token_drop", gamma=0.6))
+    content = replace(shown.open_run(Comparison(base, base, base, trace, True), "file"), focus=("expert", 3))
+    markup = maps.weights(content, EN)
+    assert not [e for e in read(markup) if e.has("pc")] and len(markup) < 40_000
+    layer, visual_T = content.layers[2], trace.tokens.visual_T
+    opaque_YX = alpha(one(markup, class_="through w-high").attrs["style"])
+    for t in np.nonzero(visual_T)[0][::97]:
+        x0, y0, x1, y1 = trace.tokens.cell_T4[t]
+        at = int((y0 + y1) / 2 * opaque_YX.shape[0]), int((x0 + x1) / 2 * opaque_YX.shape[1])
+        assert opaque_YX[at] == round(255 * float(layer.decision.token_weight_T[t]))
+    lost = "<div><div>" + maps.losses(content, EN).split('<div data-trace="policy">')[1]
+    for kind, status in (("pat-d", DROPPED), ("pat-i", REROUTED)):
+        strips = (layer.decision.status_TC[visual_T] == status).sum()
+        assert (alpha(one(lost, class_=f"through {kind}").attrs["style"]) > 0).mean() == pytest.approx(strips / (2 * visual_T.sum()), abs=0.02)
+    assert "data-token" not in lost
+    veil, turned = json.loads(one(selection.render(content, EN), class_="strip").attrs["data-marks"])["veils"][0]
+    gone_T = ((layer.expert_TK == 3) & (layer.decision.status_TC != KEPT)).any(1) & visual_T
+    assert (alpha(turned) > 0).mean() == pytest.approx(gone_T.sum() / visual_T.sum(), abs=0.01)
+    assert (alpha(veil) > 0).mean() > 0.5

@@ -24,6 +24,7 @@ from macs.trace_file import load_trace, save_trace
 from macs.view import curves, export, gantt, heat, shown, trade
 from macs.view.words import Words
 from tests.browser import PHOTO, assert_fault, download, pressed_layer, set_gamma, set_slider, tab
+from tests.made import made_picture, made_trace
 
 EN = Words("en")
 
@@ -172,6 +173,25 @@ def test_a_trace_file_is_opened(visit, content, tmp_path):
     bad.write_bytes(b"no trace")
     choose(page, bad)
     assert_fault(page, "open-trace", "This file is no trace; choose a file that the page or the command line wrote.")
+
+
+def test_a_place_on_a_picture_of_many_patches_leads_to_its_patch(visit, tmp_path):
+    page = visit()
+    save_trace(made_picture(made_trace(preset("macs", gamma=0.6), rows=51, columns=50, layers=2)), tmp_path / "many.npz")
+    tab(page, "export")
+    choose(page, tmp_path / "many.npz")
+    expect(page.locator(".places")).to_be_visible()
+    box = page.locator(".places").bounding_box()
+    page.locator(".places").click(position={"x": box["width"] * 20.5 / 50, "y": box["height"] * 10.5 / 51})
+    expect(page.locator(".strip h2")).to_contain_text("Patch (10, 20)")
+    page.locator(".places").press("ArrowRight")
+    expect(page.locator(".strip h2")).to_contain_text("Patch (10, 21)")
+    page.locator(".places").press("ArrowDown")
+    expect(page.locator(".strip h2")).to_contain_text("Patch (11, 21)")
+    ring, box = (page.locator(place).bounding_box() for place in ("#weights .ring", ".places"))
+    assert ring["x"] - box["x"] == pytest.approx(box["width"] * 21 / 50, abs=1.5)
+    page.locator('.ex[data-expert="3"]').click()
+    expect(page.locator("#weights .veil")).to_have_count(1)
 
 
 def test_the_button_sets_equal_time(visit, content, tmp_path):

@@ -8,6 +8,8 @@ from typing import Any, Iterator, Mapping
 
 import numpy as np
 
+import numpy as np
+
 from macs.engine.base import Engine, Request
 from macs.engine.intake import open_image
 from macs.view import curves, export, job, settings, shown
@@ -43,6 +45,15 @@ def look(session: Session, **where: Any) -> Changes:
     with session.lock:
         session.shown = replace(session.shown, **_possible(session.shown, where))
         return session.changes()
+
+
+def look_at(session: Session, image: int, x: float, y: float) -> Changes:
+    """Turn to the patch of a picture at a place, given as fractions of its width and height; nothing where no patch is."""
+    tokens = session.shown.policy.tokens
+    x0, y0, x1, y1 = tokens.cell_T4.T
+    with np.errstate(invalid="ignore"):  # a token without a place is NaN, and nowhere
+        there = np.nonzero((tokens.image_T == image) & (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1))[0]
+    return look(session, focus=("token", int(there[-1]))) if len(there) else {}
 
 
 def equalize(session: Session) -> Changes:

@@ -13,12 +13,12 @@ from macs.trace import Trace
 from macs.view import svg
 from macs.view.gantt import labelled
 from macs.view.markup import esc, num, short
+from macs.view.raster import MANY
 from macs.view.reading import queues
 from macs.view.shown import Shown
 from macs.view.words import Words
 
 FULL = 3.0  # load ÷ capacity from which orange grows no stronger
-MAX_CELLS = 2500  # above it a map is one picture, not a shape per cell
 WIDTH, LEFT, TOP = 420, 22, 2
 RANKS = 336  # pixels from which the map of ranks stands, beside that of experts
 GAP = 12  # between the two
@@ -82,7 +82,7 @@ def _map(trace: Trace, both: tuple[Cells, Cells], shown: Shown, words: Words) ->
     bottom = TOP + layers * height
     body = ""
     for cells in both:
-        draw = _shapes if cells.ratio_LX.size <= MAX_CELLS else _picture
+        draw = _shapes if cells.ratio_LX.size <= MANY else _picture
         body += draw(trace, cells, height, "policy" if trace is shown.policy else "base", words)
         body += f'<rect class="hl" x="{short(cells.left)}" y="{short(TOP + shown.layer * height)}" width="{short(cells.right - cells.left)}" height="{short(height)}"/>'
     for i in range(layers):

@@ -9,7 +9,9 @@ import numpy as np
 
 from macs.engine.base import DEMO_MODEL
 from macs.trace import DROPPED, KEPT, REROUTED, Trace
+from macs.view import raster
 from macs.view.markup import FATE_CLASS, esc, heading, num, segments
+from macs.view.raster import MANY
 from macs.view.shown import Shown
 from macs.view.words import Words
 
@@ -42,14 +44,19 @@ def weights(shown: Shown, words: Words) -> str:
     if not _placed(trace):
         return heading(words("weights_t")) + _empty(words, "unplaced_map")
     w_T = layer.decision.token_weight_T
+    many = visual_T.sum() > MANY
     mode = "windows" if visual_T.sum() <= MAX_WINDOWS else "colour"
-    options = ((m, words(m)) for m in ("windows", "colour"))
+    switch = "" if many else segments("map", ((m, words(m)) for m in ("windows", "colour")), mode, words("weights_t"))
     entropy_T = trace.entropy(trace.policy.entropy_source, layer)
 
     def cell(t: int) -> str:
         row, column = trace.tokens.position_T2[t]
         label = words("patch_alt", r=row, c=column, w=num(w_T[t]), h=num(entropy_T[t]))
         return f'<button type="button" class="pc" data-token="{t}" tabindex="-1" style="{_box(trace, t)};--w:{w_T[t]:.3f}" aria-label="{esc(label)}"></button>'
+
+    def cells(i: int) -> str:
+        shown_T = np.nonzero(visual_T & (trace.tokens.image_T == i))[0]
+        return _picture_of(shown, i, shown_T, w_T, words) if many else "".join(cell(t) for t in shown_T)
 
     total = words("weights_sum", n=int(visual_T.sum()), s=num(w_T[visual_T].sum(), 1), r=num(layer.decision.visual_ratio))
     notes = [words("weights_s"), total]
@@ -62,9 +69,24 @@ def weights(shown: Shown, words: Words) -> str:
     notes.append(proxy_note(trace, shown.number, words))
     key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
     return (
-        heading(words("weights_t"), segments("map", options, mode, words("weights_t")))
-        + _maps(shown, lambda i: "".join(cell(t) for t in np.nonzero(visual_T & (trace.tokens.image_T == i))[0]), "wmap", words("map_alt"), mode)
+        heading(words("weights_t"), switch)
+        + _maps(shown, cells, "wmap many" if many else "wmap", words("map_alt"), mode)
         + f'<div class="keyw"><span>w</span>{key}</div><p class="fn">{esc(" ".join(filter(None, notes)))}</p>'
+    )
+
+
+def _picture_of(shown: Shown, i: int, shown_T: np.ndarray, w_T: np.ndarray, words: Words) -> str:
+    """Return the weights of one picture's many patches as one picture, and over it one button: page.js tells Python the place."""
+    cell_T4 = shown.policy.tokens.cell_T4[shown_T]
+    if not len(cell_T4):
+        return ""
+    picture = shown.pictures[i]
+    width, height = (float(v) for v in np.median(cell_T4[:, 2:] - cell_T4[:, :2], 0))
+    label = words("places_alt", n=len(shown_T))
+    return (
+        '<i class="through w-low"></i>'
+        + raster.layer("w-high", raster.mask(cell_T4, w_T[shown_T], picture.width, picture.height))
+        + f'<button type="button" class="places" data-place="{i}" data-across="{width:.6f}" data-down="{height:.6f}" aria-label="{esc(label)}"></button>'
     )
 
 
@@ -110,7 +132,19 @@ def over_picture(shown: Shown, strips: Sequence[Strip], label: str, words: Words
     if not _placed(trace):
         return _empty(words, "unplaced_map")
     image_T = trace.tokens.image_T
-    return _maps(shown, lambda i: "".join(_strip(strip) for strip in strips if image_T[strip.token] == i), "fate", label)
+    many = (trace.tokens.visual_T & trace.tokens.valid_T).sum() > MANY
+
+    def cells(i: int) -> str:
+        own = [strip for strip in strips if image_T[strip.token] == i]
+        return _seen_through(own, shown.pictures[i].width, shown.pictures[i].height) if many else "".join(map(_strip, own))
+
+    return _maps(shown, cells, "fate", label)
+
+
+def _seen_through(strips: Sequence[Strip], width: int, height: int) -> str:
+    kinds = {FATE_CLASS[strip.status] for strip in strips}
+    parts = {kind: [(s.x, s.y, s.x + s.width, s.y + s.height) for s in strips if FATE_CLASS[s.status] == kind] for kind in sorted(kinds)}
+    return "".join(raster.layer(kind, raster.mask(boxes, [1.0] * len(boxes), width, height)) for kind, boxes in parts.items())
 
 
 def loss_text(trace: Trace, index: int, words: Words) -> str:
@@ -152,9 +186,9 @@ def _place(x: float, y: float, width: float, height: float) -> str:
 
 
 def _maps(shown: Shown, cells: Callable[[int], str], kind: str, label: str, mode: str = "") -> str:
-    role = 'role="group" data-rove="grid"' if kind == "wmap" else 'role="img"'
+    role = {"wmap": 'role="group" data-rove="grid"', "wmap many": 'role="group"'}.get(kind, 'role="img"')
     return "".join(
-        f'<div class="map {kind}" data-mode="{mode}" style="aspect-ratio:{p.width}/{p.height};--photo:var(--picture-{i})"><span class="photo"></span>'
+        f'<div class="map {kind}" data-mode="{mode}" data-image="{i}" style="aspect-ratio:{p.width}/{p.height};--photo:var(--picture-{i})"><span class="photo"></span>'
         f'<div class="cells" {role} aria-label="{esc(label)}">{cells(i)}</div></div>'
         for i, p in enumerate(shown.pictures)
     )

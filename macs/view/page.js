@@ -14,7 +14,7 @@
   const marked = ["sel", "hit", "gone", "touch", "hot"];
   function unmark() {
     for (const name of marked) all(`.${name}`).forEach((element) => element.classList.remove(name));
-    all(".dot, .ring").forEach((element) => element.remove());
+    all(".dot, .ring, .through.veil, .many .through.pat-d").forEach((element) => element.remove());
     document.getElementById("page")?.classList.remove("picking");
   }
   function mark() {
@@ -23,9 +23,7 @@
     const add = (selector, name) => all(selector).forEach((element) => element.classList.add(name));
     if (marks.token !== undefined) {
       add(`.pc[data-token="${marks.token}"], .tok [data-token="${marks.token}"]`, "sel");
-      const cell = document.querySelector(`.pc[data-token="${marks.token}"]`);
-      const place = cell && cell.closest(".map");
-      if (place) all(`.fate:nth-of-type(1) .cells`).forEach((cells) => ring(cells, cell, [...place.parentElement.children].filter((e) => e.matches(".map")).indexOf(place)));
+      if (marks.box) all(`.fate[data-image="${marks.box[0]}"] .cells, .many[data-image="${marks.box[0]}"] .cells`).forEach((cells) => ring(cells, marks.box.slice(1)));
     }
     for (const [expert, panel, height] of marks.dots || []) {
       const column = document.querySelector(`.ex[data-expert="${expert}"]`);
@@ -43,16 +41,22 @@
       document.getElementById("page").classList.add("picking");
       for (const token of marks.turned) add(`[data-token="${token}"]`, "gone");
       for (const token of marks.tokens) add(`[data-token="${token}"]`, "hit");
+      marks.veils.forEach((masks, image) => {
+        const cells = document.querySelector(`.many[data-image="${image}"] .cells`);
+        masks.forEach((uri, i) => cells?.append(layer(`through ${["veil", "pat-d"][i]}`, { mask: `url(${uri})` })));
+      });
     }
   }
-  function ring(cells, cell, picture) {
-    const map = cells.closest(".map");
-    const index = [...map.parentElement.children].filter((e) => e.matches(".map")).indexOf(map);
-    if (index !== picture) return;
-    const outline = document.createElement("i");
-    outline.className = "ring";
-    outline.style.cssText = cell.style.cssText;
-    cells.append(outline);
+  function layer(name, properties) {
+    const element = document.createElement("i");
+    element.className = name;
+    for (const [key, value] of Object.entries(properties)) element.style.setProperty(`--${key}`, value);
+    return element;
+  }
+  function ring(cells, [x0, y0, x1, y1]) {
+    cells.append(layer("ring", { x: x0, y: y0, cw: x1 - x0, ch: y1 - y0 }));
+    const places = cells.querySelector(".places");
+    if (places && places !== document.activeElement) Object.assign(places.dataset, { x: (x0 + x1) / 2, y: (y0 + y1) / 2 });
   }
 
   // ---- clicks
@@ -70,6 +74,7 @@
       if (panel.classList.toggle("open")) panel.scrollIntoView({ block: "nearest" });
       pressed();
     } else if (found.sends) send(found.sends.dataset.send, { value: found.sends.dataset.value });
+    else if (at("[data-place]")) place(at("[data-place]"), event);
     else select(at, [event.clientX, event.clientY]);
   });
   function select(at, point) {
@@ -82,6 +87,16 @@
     else if (grid) send("cell", inGrid(grid, point));
     else if (cell) send("cell", { layer: row.dataset.cellLayer, ...inCell(cell.dataset) });
     else if (row) send("layer", { value: row.dataset.cellLayer });
+  }
+  function place(picture, event) {
+    const box = picture.getBoundingClientRect(), { x = 0.5, y = 0.5 } = picture.dataset;
+    const byKey = event.detail === 0; // Enter or Space: where the arrow keys have gone
+    go(picture, byKey ? Number(x) : (event.clientX - box.left) / box.width, byKey ? Number(y) : (event.clientY - box.top) / box.height);
+  }
+  function go(picture, x, y) {
+    const within = (value) => Math.min(0.99999, Math.max(0, value));
+    Object.assign(picture.dataset, { x: within(x), y: within(y) });
+    send("place", { image: picture.dataset.place, x: within(x), y: within(y) });
   }
   function pressed() {
     const mode = chosenMap || document.querySelector(".wmap")?.dataset.mode || "windows";
@@ -160,6 +175,12 @@
     if (event.key === "Escape" && document.querySelector(".strip:not(.none)") && !event.target.closest?.("input, textarea")) send("focus", { kind: "none", value: "0" });
     const group = event.target.closest?.("[data-rove]");
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    const picture = step && event.target.closest?.("[data-place]");
+    if (picture) {
+      event.preventDefault();
+      const { x = 0.5, y = 0.5, across, down } = picture.dataset;
+      return go(picture, Number(x) + step[0] * across, Number(y) + step[1] * down);
+    }
     if (!group || !step) return;
     event.preventDefault();
     const next = nearest(all(stops, group), event.target.closest(stops), step);

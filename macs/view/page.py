@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 MAX_UPLOAD = "512mb"  # a trace of a large model; pictures are held to the intake's limit
 MAX_SESSIONS = 200  # tabs whose runs are kept, the last ones used
 KEEP_UPLOADS = 3600  # seconds; gradio then deletes uploaded files
-SEND = ("layer", "focus", "cell", "equal", "example", "language", "resync")  # events that page.js sends to Python
+SEND = ("layer", "focus", "cell", "place", "equal", "example", "language", "resync")  # events that page.js sends to Python
 
 
 @dataclass

@@ -110,6 +110,9 @@ def _wire_looking(parts: Parts, wiring: _Wiring) -> None:
     def cell(session: Session, event: gr.EventData) -> list[Any]:
         return sent(handlers.look(session, layer=int(event.layer), focus=(str(event.kind), int(event.value))))
 
+    def place(session: Session, event: gr.EventData) -> list[Any]:
+        return sent(handlers.look_at(session, int(event.image), float(event.x), float(event.y)))
+
     def equal(session: Session) -> list[Any]:
         return [*sent(handlers.equalize(session)), session.shown.beside]
 
@@ -120,6 +123,7 @@ def _wire_looking(parts: Parts, wiring: _Wiring) -> None:
     parts.bus.layer(layer, parts.session, wiring.regions, **AT_ONCE)
     parts.bus.focus(focus, parts.session, wiring.regions, **AT_ONCE)
     parts.bus.cell(cell, parts.session, wiring.regions, **AT_ONCE)
+    parts.bus.place(place, parts.session, wiring.regions, **AT_ONCE)
     parts.bus.equal(equal, parts.session, [*wiring.regions, parts.beside], **AT_ONCE)
     parts.beside.input(beside, [parts.session, parts.beside], wiring.regions, **AT_ONCE)
 

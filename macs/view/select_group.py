@@ -8,6 +8,7 @@ import numpy as np
 
 from macs.trace import DROPPED, EXPANDED, KEPT, REROUTED, Trace
 from macs.view.markup import esc, num, short
+from macs.view.raster import MANY, mask
 from macs.view.reading import pairs, queues
 from macs.view.select_parts import head, layer_heads, names, scrolled, table_class
 from macs.view.shown import Shown
@@ -52,7 +53,21 @@ def _served(shown: Shown, experts: list[int]) -> dict[str, Any]:
     status_TC = layer.decision.status_TC
     executed_T = (np.isin(layer.decision.expert_TC, experts) & np.isin(status_TC, (KEPT, REROUTED, EXPANDED))).any(1)
     turned_T = (np.isin(layer.expert_TK, experts) & np.isin(status_TC[:, :top_k], (REROUTED, DROPPED))).any(1)
-    return {"tokens": np.nonzero(executed_T)[0].tolist(), "turned": np.nonzero(turned_T)[0].tolist()}
+    return {"tokens": np.nonzero(executed_T)[0].tolist(), "turned": np.nonzero(turned_T)[0].tolist(), "veils": _veils(shown, executed_T, turned_T)}
+
+
+def _veils(shown: Shown, executed_T: np.ndarray, turned_T: np.ndarray) -> list[list[str]]:
+    """Return, for each picture of too many patches to be elements, the masks of those not concerned and of those turned away."""
+    tokens = shown.policy.tokens
+    placed_T = tokens.visual_T & tokens.valid_T & np.isfinite(tokens.cell_T4).all(1)
+    if placed_T.sum() <= MANY:
+        return []
+
+    def drawn(i: int, which_T: np.ndarray) -> str:
+        boxes = tokens.cell_T4[placed_T & (tokens.image_T == i) & which_T]
+        return mask(boxes, [1.0] * len(boxes), shown.pictures[i].width, shown.pictures[i].height)
+
+    return [[drawn(i, ~executed_T & ~turned_T), drawn(i, turned_T)] for i in range(len(shown.pictures))]
 
 
 def rank(g: int, shown: Shown, words: Words) -> tuple[str, str, dict[str, Any]]:

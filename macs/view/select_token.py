@@ -135,7 +135,9 @@ def _token_marks(t: int, shown: Shown, read: list[Pairs]) -> dict[str, Any]:
                 target = int(own.expert_P[i])
                 dots.append([target, name, round(float(queue.load_kept_N[target] + queue.load_taken_N[target] / 2), 3)])
                 arcs += [f"{expert}-{target}"] if name == "b" else []
-    return {"token": t, "dots": dots, "arcs": arcs}
+    cell_4 = shown.policy.tokens.cell_T4[t]
+    box = [int(shown.policy.tokens.image_T[t]), *(round(float(v), 5) for v in cell_4)] if np.isfinite(cell_4).all() else None
+    return {"token": t, "dots": dots, "arcs": arcs, "box": box}
 
 
 def _height(own: Pairs, i: int, queue: Queues) -> float:
