@@ -82,7 +82,7 @@ def text(rows: Sequence[Mapping[str, Any]]) -> str:
     for r in rows:
         (low, high), (rel_low, rel_high) = r["intervals"]["overall"], r["relative_interval"]
         lines.append(
-            f"{r['label']:<{width}} {r['gamma']:>5.2f} {r['overall']:>6.1%}  {low:.1%} – {high:.1%} {r['relative']:>10.1%}  "
+            f"{r['label']:<{width}} {'–' if r['policy'] == 'vanilla' else format(r['gamma'], '.2f'):>5} {r['overall']:>6.1%}  {low:.1%} – {high:.1%} {r['relative']:>10.1%}  "
             f"{rel_low:.1%} – {rel_high:.1%} {r['straggler']:>6.2f} {r['expert_straggler']:>6.2f} {r['dropped']:>7.1%} {r['rerouted']:>6.1%}"
         )
     return "\n".join([*lines, "rank, expert: fullest one's tokens ÷ vanilla's mean (straggler factor), over all prefills"])
