@@ -70,7 +70,7 @@ def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Compon
             chosen = _policy(policy, gamma=gamma, delta=delta, rho=rho)
             result = _in_line(line, lambda: run_all(engine, request, chosen, baseline=baseline, ep_size=_whole(ep_size)))
         except (ValueError, EngineFailure) as error:
-            raise gr.Error(str(error)) from None
+            raise gr.Error(str(error), print_exception=False) from None
         return {name: document(trace) | {"kl": trace.kl} for name in NAMES for trace in [getattr(result, name)]}
 
     inputs = [prompt, image, *settings, baseline, length]
@@ -126,6 +126,6 @@ def _add_schedule(settings: list[gr.components.Component]) -> None:
             chosen = _policy(policy, gamma=gamma, delta=delta, rho=rho)
             return document(load_trace(trace).reschedule(chosen, ep_size=_whole(ep_size)))
         except ValueError as error:
-            raise gr.Error(str(error)) from None
+            raise gr.Error(str(error), print_exception=False) from None
 
     gr.Button("schedule").click(schedule, [trace_file, *settings], gr.JSON(), api_name="schedule")
