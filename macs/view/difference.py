@@ -143,7 +143,8 @@ def _every_layer(shown: Shown, words: Words) -> str:
     body = ""
     for panel, (top, bottom) in enumerate(PANELS):
         base_L, own_L = (v[panel] for v in values)
-        low, high = (0.0 if panel else 1.0), max(float(max(base_L.max(), own_L.max())), 0.05 if panel else 1.1)
+        both_L = np.concatenate([base_L, own_L])
+        low, high = (0.0 if panel else min(float(both_L.min()), 1.0)), max(float(both_L.max()), 0.05 if panel else 1.1)
 
         def at(value: float) -> float:
             return bottom - (bottom - top) * (value - low) / (high - low)
