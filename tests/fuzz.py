@@ -397,12 +397,16 @@ def fuzz(name: str, *, minutes: float = 0.0, inputs: int = 0, start: int = 0) ->
     return report
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("door", choices=list(doors()))
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
     began = time.monotonic()
     logging.disable(logging.CRITICAL)  # what it would say is in the summary
     report = fuzz(args.door, minutes=args.minutes, start=args.seed)

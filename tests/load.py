@@ -263,12 +263,16 @@ def faults(tally: Tally, before: dict[str, int], after: dict[str, int], seen: di
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.load", description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, default=40)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
     folder = Path(tempfile.mkdtemp(prefix="macs-load-"))
     app, address = start_app(folder)
     try:
