@@ -156,7 +156,7 @@ class Trace:
 
         Raises ValueError if ``ep_size`` does not divide the experts, or scores or the entropy source were not recorded.
         """
-        ep_size = check_ep_size(ep_size or self.ep_size, self.num_experts)
+        ep_size = check_ep_size(self.ep_size if ep_size is None else ep_size, self.num_experts)
         if not self.scored:
             if policy != self.policy:
                 raise ValueError(UNSCORED)

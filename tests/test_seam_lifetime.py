@@ -117,36 +117,6 @@ def test_of_nested_policies_the_innermost_acts_and_the_outer_goes_on(qwen):
     assert not torch.equal(tight, plain) and torch.equal(logits(qwen.model, qwen.batch), plain)
 
 
-def test_two_threads_record_their_own_pass_and_a_third_is_not_touched():
-    model = tiny.qwen()
-    work = {cells: tiny.merged_batch(*grid) for cells, grid in {300: (30, 40), 70: (14, 20)}.items()}
-    serial, plain = {}, logits(model, work[70])
-    for cells, batch in work.items():
-        with apply(model, "macs", **TIGHT):
-            serial[cells] = logits(model, batch)
-    failures, barrier = [], threading.Barrier(3)
-
-    def policed(cells):
-        barrier.wait()
-        for _ in range(20):
-            with apply(model, "macs", **TIGHT) as run:
-                got = logits(model, work[cells])
-            if run.trace.tokens.visual_T.sum() != cells or not torch.equal(got, serial[cells]):
-                failures.append(cells)
-
-    def bystander():
-        barrier.wait()
-        for _ in range(40):
-            if not torch.equal(logits(model, work[70]), plain):
-                failures.append("bystander")
-
-    threads = [threading.Thread(target=policed, args=(300,)), threading.Thread(target=policed, args=(70,)), threading.Thread(target=bystander)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
-    assert not failures and hooks_on(model) == 0
-    assert not any(layer.experts._is_expert_parallel for layer in dissect(model).layers)
-
-
 def test_a_pass_of_another_thread_is_not_this_recordings(qwen):
     with apply(qwen.model, "macs", **TIGHT) as run:
         thread = threading.Thread(target=logits, args=(qwen.model, qwen.batch))

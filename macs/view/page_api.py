@@ -18,14 +18,14 @@ from macs.engine.intake import open_image
 from macs.engine.run_command import document
 from macs.trace_file import load_trace
 from macs.view.job import Line
-from macs.view.page_fields import NumberInput, PictureInput
+from macs.view.page_fields import NameInput, NumberInput, PictureInput
 from macs.view.settings import BASELINE, DEFAULT_LENGTH, answer_length, within_reach
 
 
 def add_api(engine: Engine, line: Line) -> None:
     """Add the endpoints /compare and /schedule to the page that is being built; their parameters are unseen components."""
     with gr.Group(visible=False):
-        policy = gr.Dropdown(list(NAMED), value="macs", label="policy")
+        policy = NameInput(list(NAMED), value="macs", label="policy")
         gamma, delta, rho = (NumberInput(value, label=name) for name, value in (("gamma", 1.0), ("delta", 1.0), ("rho", 0.5)))
         ep_size = NumberInput(engine.info.ep_size, precision=0, label="ep_size")
         _add_compare(engine, line, [policy, gamma, delta, rho, ep_size])
@@ -34,7 +34,7 @@ def add_api(engine: Engine, line: Line) -> None:
 
 def _add_compare(engine: Engine, line: Line, settings: list[gr.components.Component]) -> None:
     prompt, image = gr.Textbox(label="prompt"), PictureInput(type="filepath", image_mode=None, label="image")
-    baseline = gr.Dropdown(list(NAMED), value=BASELINE, label="baseline")
+    baseline = NameInput(list(NAMED), value=BASELINE, label="baseline")
     length = NumberInput(DEFAULT_LENGTH, precision=0, label="max_new_tokens")
 
     def compare(
@@ -100,7 +100,7 @@ def _policy(name: Any, **numbers: Any) -> Policy:
 
 def _whole(ep_size: Any) -> Any:
     """Return 4.0, as some programs write a 4, as 4; anything else as it is, for the engine to judge."""
-    return int(ep_size) if isinstance(ep_size, float) and ep_size.is_integer() else ep_size
+    return int(ep_size) if isinstance(ep_size, float) and ep_size in range(2**16) else ep_size
 
 
 def _add_schedule(settings: list[gr.components.Component]) -> None:

@@ -28,6 +28,15 @@ class NumberInput(gr.Number):
         return payload
 
 
+class NameInput(gr.Dropdown):
+    """gr.Dropdown that hands the name over unread, for the same reason."""
+
+    is_template = True
+
+    def preprocess(self, payload: Any) -> Any:
+        return payload
+
+
 class BoundedSlider(gr.Slider):
     """gr.Slider that takes the nearer end for a number typed beyond it, as its box then shows, instead of failing."""
 

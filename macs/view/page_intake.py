@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, Iterator
 
 import gradio as gr
+from gradio.exceptions import InvalidPathError
+from gradio_client.utils import is_file_obj_with_meta
+from pydantic import ValidationError
 
 from macs.view.words import Words, best_language
 
@@ -22,11 +25,14 @@ class Page(gr.Blocks):
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **named: Any) -> list[Any]:
         """Return the inputs as handlers take them; raises gr.Error with one sentence, the same for every file that is no upload."""
-        if _names_address(inputs):
+        files = list(_files(inputs))
+        if any("://" in str(file["path"]) for file in files):
             raise gr.Error("Send the file itself; addresses are not fetched.", print_exception=False)
+        if not all(map(is_file_obj_with_meta, files)):  # gradio would take such a path unchecked
+            raise gr.Error(NOT_UPLOADED, print_exception=False)
         try:
             return await super().preprocess_data(block_fn, inputs, *rest, **named)
-        except (ValueError, OSError):  # a path outside the uploads, or no file object at all
+        except (InvalidPathError, ValidationError):  # outside the uploads, or no file at all
             raise gr.Error(NOT_UPLOADED, print_exception=False) from None
 
     async def process_api(self, *given: Any, request: Any = None, **named: Any) -> dict[str, Any]:
@@ -41,8 +47,10 @@ class Page(gr.Blocks):
             raise gr.Error(Words(best_language(accepted))("page_failed", what=type(error).__name__), print_exception=False) from None
 
 
-def _names_address(value: Any) -> bool:
-    """Return whether a file anywhere in what a caller sent lies at an address; gradio would fetch it."""
-    if isinstance(value, dict):
-        return "://" in str(value.get("path")) or any(map(_names_address, value.values()))
-    return isinstance(value, list) and any(map(_names_address, value))
+def _files(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield whatever names a path, anywhere in what a caller sent."""
+    if isinstance(value, dict) and "path" in value:
+        yield value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        yield from _files(part)
