@@ -56,7 +56,7 @@ def read_tasks(names: Sequence[str], limit: int | None = None) -> list[Question]
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit is {limit}; use 1 or more questions per family.")
-    return [question for name in names for question in _first(_read(name, limit), limit)]
+    return [question for name in names for question in first_of_each(_read(name, limit), limit)]
 
 
 def _read(name: str, limit: int | None) -> list[Question]:
@@ -71,7 +71,8 @@ def _read(name: str, limit: int | None) -> list[Question]:
     raise ValueError(f"tasks is {name!r}; use {known}.")
 
 
-def _first(questions: list[Question], limit: int | None) -> list[Question]:
+def first_of_each(questions: Sequence[Question], limit: int | None) -> list[Question]:
+    """Return at most ``limit`` questions of each task, task by task."""
     tasks = dict.fromkeys(q.task for q in questions)  # by task, because a batch holds questions of one
     return [q for task in tasks for q in [p for p in questions if p.task == task][:limit]]
 

@@ -61,7 +61,7 @@ def _label(row: Row, words: Words) -> str:
 
 def _table(rows: Sequence[Row], words: Words) -> str:
     grouped = any(row.get("group") for row in rows)
-    heads = ["res_policy", "gamma_short", "res_right", "res_relative", "res_rank", "res_expert", "dropped", "rerouted"]
+    heads = ["res_policy", "gamma_short", "res_right", "res_relative", "res_rank", "res_expert", "dropped", "rerouted", "res_n"]
     head = "".join(f'<th scope="col"{"" if i == 0 else " class=num"}>{esc(words(key))}</th>' for i, key in enumerate(heads))
     body, last = "", None
     for row in rows:
@@ -78,6 +78,7 @@ def _table(rows: Sequence[Row], words: Words) -> str:
             num(row["expert_straggler"]),
             _percent(row["dropped"]),
             _percent(row["rerouted"]),
+            str(row["questions"]),
         ]
         body += f'<tr><th scope="row">{esc(_label(row, words))}</th>' + "".join(f'<td class="num">{cell}</td>' for cell in cells) + "</tr>"
     return f'<div class="scroll" tabindex="0"><table class="numbers"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
