@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ def compared(scores: Sequence[float], reference: Sequence[float], *, seed: int =
     if len(scores) != len(reference) or not len(scores):
         raise ValueError(f"{len(scores)} answers cannot be compared with {len(reference)}; ask both the same questions.")
     a, b = np.asarray(scores, float), np.asarray(reference, float)
-    count_RQ = np.random.default_rng(seed).multinomial(len(a), np.full(len(a), 1 / len(a)), RESAMPLES)
+    count_RQ = _counts(len(a), seed)
     mean_R, reference_R = count_RQ @ a / len(a), count_RQ @ b / len(b)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio_R = np.where(reference_R > 0, mean_R / reference_R, np.nan)
@@ -27,6 +28,12 @@ def compared(scores: Sequence[float], reference: Sequence[float], *, seed: int =
         "difference": float(a.mean() - b.mean()),
         "difference_interval": _interval(mean_R - reference_R),
     }
+
+
+@lru_cache(maxsize=2)
+def _counts(questions: int, seed: int) -> np.ndarray:
+    """Return how often each resample holds each question: drawn once for all rows of a table."""
+    return np.random.default_rng(seed).multinomial(questions, np.full(questions, 1 / questions), RESAMPLES).astype(float)
 
 
 def _interval(values: np.ndarray) -> list[float]:

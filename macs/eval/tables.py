@@ -159,7 +159,7 @@ def equal_time(bench: Bench, ep_size: int, tuned: Policy | None) -> Rows:
         at = {label: policy.with_(gamma=gamma_for(bench, policy, ep_size, target)) for label, policy in policies.items()}
         cells = {label: _over_seeds(bench, policy, ep_size) for label, policy in at.items()}
         for label, policy in at.items():
-            others = {"token drop", "lowest-weight drop"} | {f"{label}, shuffled w"} & set(cells)
+            others = {"token drop", "lowest-weight drop", "random drop"} | {f"{label}, shuffled w"} & set(cells)
             against = {name: cells[name] for name in sorted(others) if name != label}
             found.append(row(label, policy, cells[label], vanilla, tasks, against=against, target=target, group=f"straggler factor {target:g}"))
     return found
