@@ -218,9 +218,10 @@ def test_on_zerogpu_a_stop_is_obeyed_and_bad_input_and_refusals_are_said():
     local.fail = KeyError("bug")
     with pytest.raises(EngineFailure, match=r"^The run failed on the GPU \(KeyError\); try again.$"):
         engine.run(REQUEST, preset("macs"))
-    used_up = type("Error", (Exception,), {"message": 'You have exceeded your GPU quota. <a href="x">Log in</a>.'})()
-    with pytest.raises(EngineFailure, match="^ZeroGPU ended the call: You have exceeded your GPU quota. Log in.$"):
-        ZeroEngine(local, spaces_like(used_up)[0]).run(REQUEST, preset("macs"))
+    for message, said in (('You have exceeded your GPU quota. <a href="x">Log in</a>.', "You have exceeded your GPU quota. Log in."), ("2 errors\nidle\n  missing", "2 errors."), ("", "Error.")):
+        refusal = type("Error", (Exception,), {"message": message})()
+        with pytest.raises(EngineFailure, match=f"^ZeroGPU ended the call: {re.escape(said)}$"):
+            ZeroEngine(local, spaces_like(refusal)[0]).run(REQUEST, preset("macs"))
 
 
 def test_what_is_there_decides_which_engine_starts(monkeypatch):

@@ -73,7 +73,8 @@ class ZeroEngine:
             raise
         except Exception as error:  # of ``spaces``: no GPU is free, the visitor's share is used up, the call took too long
             said = re.sub("<[^>]*>", "", str(getattr(error, "message", error)))  # Spaces puts links into it
-            raise EngineFailure(f"ZeroGPU ended the call: {said}") from error
+            first = next(iter(said.splitlines()), "").strip().rstrip(".") or type(error).__name__
+            raise EngineFailure(f"ZeroGPU ended the call: {first}.") from error
         if kind == "refused":
             raise ValueError(value)
         if kind != "done":
