@@ -22,7 +22,7 @@ COMMANDS = {
     "study loads": ("macs.eval.study_loads", "how skewed the router's loads are, per layer and rank"),
     "study entropy": ("macs.eval.study_entropy", "whether the entropy weight finds the objects"),
     "tune": ("macs.eval.tune_command", "the policy that changes answers least at a wanted straggler factor"),
-    "synthetic": ("macs.eval.synthetic", "write a made-up trace of any size, to see the page with it"),
+    "synthetic": ("macs.engine.synthetic", "write a made-up trace of any size, to see the page with it"),
     "demo": ("macs.demo.cli", "scenes, training and evaluation of the embedded model"),
 }
 

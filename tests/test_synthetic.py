@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from macs.__main__ import main
-from macs.eval.synthetic import synthetic
+from macs.engine.synthetic import synthetic
 from macs.trace_file import load_trace
 from macs.view import export, session, shown
 from macs.view.words import Words

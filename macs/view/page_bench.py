@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Iterator
 
+from macs.config import preset
 from macs.engine.base import DEMO_MODEL, EXAMPLES
 from macs.engine.compare import Comparison
+from macs.engine.synthetic import synthetic
 from macs.trace_file import load_trace
 from macs.view.examples import find_examples
 from macs.view.export import around
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     parser.add_argument("--model", default=str(DEMO_MODEL))
     parser.add_argument("--examples", type=Path, default=EXAMPLES)
-    parser.add_argument("--large", help="a trace file for the second slider budget (python -m macs synthetic writes one)")
+    parser.add_argument("--large", help="a trace file for the second slider budget (default: made-up scores, 48 layers of 128 experts, 1,500 tokens)")
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM", "/usr/bin/chromium"))
     parser.add_argument("--moves", type=int, default=10)
 
@@ -62,9 +64,8 @@ def main(args: argparse.Namespace) -> int:
     engine = start(args.model, ranks=1)
     first = _measure(engine, find_examples(args.examples), args)
     times = {"first_paint": first[0], "slider": first[1]}
-    if args.large:
-        comparison = around(load_trace(args.large))
-        times["slider_large"] = _measure(engine, [_Held("large", comparison.policy.prompt, comparison)], args)[1]
+    comparison = around(load_trace(args.large) if args.large else synthetic(48, 128, 8, 1500, 8).reschedule(preset("macs")))
+    times["slider_large"] = _measure(engine, [_Held("large", comparison.policy.prompt, comparison)], args)[1]
     for name, values in times.items():
         print(f"{name:<13} median {statistics.median(values):.3f} s, slowest {max(values):.3f} s of {len(values)}; budget {BUDGET[name]:g} s")
     print(json.dumps({name: {"median": statistics.median(v), "slowest": max(v), "budget": BUDGET[name]} for name, v in times.items()}))
