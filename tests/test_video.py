@@ -2,7 +2,9 @@
 
 import io
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +19,14 @@ from macs.model import apply, encode, load
 from macs.model.families import FAMILIES
 from macs.model.preflight import preflight
 from macs.trace_file import load_trace
+from macs.view import export, maps, session
+from macs.view.export import around
+from macs.view.shown import open_run
+from macs.view.words import Words
 from tests import tiny
 from tests.checkpoints import CHECKPOINTS
 from tests.hooked import logits
+from tests.made import made_trace
 
 SIZE, COUNT = (112, 56), 6
 TAKES_VIDEO = ("qwen3-vl", "qwen3.5", "qwen3-omni", "glm-4.5v", "kimi-k2.5", "internvl", "gemma-4")
@@ -201,3 +208,52 @@ def test_the_command_takes_several_pictures_and_a_video(tmp_path, capsys):
     trace = load_trace(tmp_path / "run.npz")
     assert len(trace.images) == len(trace.grids) == 4 and "has 12 frames; the model sees 8" in capsys.readouterr().err
     assert main([*common, "--image", *[str(tmp_path / "a.png")] * 9]) == 2 and "at most 8" in capsys.readouterr().err
+
+
+# --- the page
+
+
+def reel(count):
+    """A run over ``count`` pictures in a row: the made-up trace, its one picture cut into bands."""
+    trace = made_trace(preset("macs", gamma=0.6), rows=count * 2, columns=4, words=4, padding=0)
+    tokens, band_T = trace.tokens, np.where(trace.tokens.visual_T, trace.tokens.position_T2[:, 0] // 2, -1)
+    cell_T4 = tokens.cell_T4 * [1, count, 1, count] - np.where(tokens.visual_T, band_T, 0)[:, None] * [0, 1, 0, 1]
+    place_T2 = np.where(tokens.visual_T[:, None], tokens.position_T2 % [2, 99], -1)
+    buffer = io.BytesIO()
+    Image.new("RGB", (80, 40)).save(buffer, "PNG")
+    tokens = replace(tokens, image_T=band_T, cell_T4=cell_T4.astype(np.float32), position_T2=place_T2)
+    return replace(trace, tokens=tokens, images=(buffer.getvalue(),) * count)
+
+
+@pytest.mark.parametrize(("count", "slider"), [(1, False), (2, False), (3, True), (8, True)])
+def test_more_than_two_pictures_are_shown_one_at_a_time(count, slider):
+    content = open_run(around(reel(count)), "file")
+    markup = maps.weights(content, Words("zh"))
+    assert markup.count('class="map wmap"') == count and markup.count('class="pc"') == 8 * count
+    assert (f'max="{count}"' in markup) == slider and ("图像或帧" in markup) == slider
+
+
+def test_the_slider_turns_every_map_and_follows_the_token_that_is_chosen(chromium, tmp_path):
+    """Without a server: the regions as one file, and the page's own script."""
+    content = open_run(around(reel(3)), "file")
+    words = Words("en")
+    regions = session.render(replace(content, focus=("token", 4 + 16)), words)  # the third picture's first rows lie after 16 patches and 2 words
+    page = chromium.new_context().new_page()
+    html = export.report(regions, (Path(maps.__file__).parent / "page.css").read_text(), words)
+    (tmp_path / "page.html").write_text(html.replace("</body>", ''.join(f'<div id="{opened}"></div>' for opened in re.findall('data-opens="(.*?)"', html)) + "</body>"))
+    page.goto((tmp_path / "page.html").as_uri())
+    page.evaluate((Path(maps.__file__).parent / "page.js").read_text())
+
+    def visible(kind):
+        return [int(m.get_attribute("data-image")) for m in page.locator(f".map.{kind}").all() if m.is_visible()]
+
+    slider = page.locator("[data-frames]")
+    shown = int(content.policy.tokens.image_T[20])
+    assert visible("wmap") == [shown] and slider.input_value() == str(shown + 1) and page.locator(".frames output").inner_text() == f"{shown + 1} / 3"
+    slider.focus()
+    page.keyboard.press("Home")
+    assert visible("wmap") == [0] and set(visible("fate")) == {0} and page.locator(".frames output").inner_text() == "1 / 3"
+    page.keyboard.press("ArrowRight")
+    assert visible("wmap") == [1] and set(visible("fate")) == {1}
+    page.wait_for_timeout(100)  # the script's own look after each change leaves the reader's choice
+    assert visible("wmap") == [1]

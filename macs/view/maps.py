@@ -15,6 +15,7 @@ from macs.view.raster import MANY
 from macs.view.shown import Shown
 from macs.view.words import Words
 
+MAX_STACKED = 2  # pictures above one another; more are shown one at a time
 MAX_WINDOWS = 1024  # more patches than this are too small for windows; colour then
 MAX_STRIPS = 4  # slots drawn side by side; above it the lost share fills the patch
 KEY = (0.1, 0.25, 0.5, 1.0)  # weights in the map's key
@@ -70,6 +71,7 @@ def weights(shown: Shown, words: Words) -> str:
     key = "".join(f'<span><i style="width:{KEY_SIDE * w**0.5 + 2:.0f}px;height:{KEY_SIDE * w**0.5 + 2:.0f}px;--w:{w}"></i>{w:g}</span>' for w in KEY)
     return (
         heading(words("weights_t"), switch)
+        + _frames(shown, words)
         + _maps(shown, cells, "wmap many" if many else "wmap", words("map_alt"), mode)
         + f'<div class="keyw"><span>w</span>{key}</div><p class="fn">{esc(" ".join(filter(None, notes)))}</p>'
     )
@@ -183,6 +185,15 @@ def _box(trace: Trace, t: int) -> str:
 
 def _place(x: float, y: float, width: float, height: float) -> str:
     return f"--x:{x:.5g};--y:{y:.5g};--cw:{width:.5g};--ch:{height:.5g}"
+
+
+def _frames(shown: Shown, words: Words) -> str:
+    """Return a slider over pictures or frames, of which page.js shows one at a time; nothing where they stand one above the other."""
+    count = len(shown.pictures)
+    if count <= MAX_STACKED:
+        return ""
+    slider = f'<input type="range" min="1" max="{count}" value="1" data-frames="{count}">'
+    return f'<label class="frames"><span>{esc(words("frame_pick"))}</span>{slider}<output>1 / {count}</output></label>'
 
 
 def _maps(shown: Shown, cells: Callable[[int], str], kind: str, label: str, mode: str = "") -> str:

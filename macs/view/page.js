@@ -8,6 +8,7 @@
   const kept = localStorage.getItem("macs-theme");
   if (kept && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", kept === "dark");
 
+  let frame = 0, followed; // the picture or frame that the maps show, and the token to which they last turned
   let chosenMap = ""; // windows or colour, once somebody chose; until then what the number of patches calls for
 
   // ---- marks: what is selected, outlined in every view
@@ -24,7 +25,9 @@
     if (marks.token !== undefined) {
       add(`.pc[data-token="${marks.token}"], .tok [data-token="${marks.token}"]`, "sel");
       if (marks.box) all(`.fate[data-image="${marks.box[0]}"] .cells, .many[data-image="${marks.box[0]}"] .cells`).forEach((cells) => ring(cells, marks.box.slice(1)));
+      if (marks.box && marks.token !== followed) showFrame(marks.box[0]);
     }
+    followed = marks.token;
     for (const [expert, panel, height] of marks.dots || []) {
       const column = document.querySelector(`.ex[data-expert="${expert}"]`);
       if (!column) continue;
@@ -58,6 +61,19 @@
     const places = cells.querySelector(".places");
     if (places && places !== document.activeElement) Object.assign(places.dataset, { x: (x0 + x1) / 2, y: (y0 + y1) / 2 });
   }
+
+  // ---- pictures and frames: with a slider the maps show one at a time
+  function showFrame(number) {
+    const slider = document.querySelector("[data-frames]");
+    const count = Number(slider?.dataset.frames || 0);
+    frame = Math.max(0, Math.min(number, count - 1));
+    all(".map[data-image]").forEach((map) => (map.hidden = count > 0 && Number(map.dataset.image) !== frame));
+    if (!slider) return;
+    slider.value = String(frame + 1);
+    const [text, output] = [`${frame + 1} / ${count}`, slider.parentElement.querySelector("output")];
+    if (output.textContent !== text) output.textContent = text;
+  }
+  document.addEventListener("input", (event) => event.target.matches?.("[data-frames]") && showFrame(event.target.value - 1));
 
   // ---- clicks
   document.addEventListener("click", (event) => {
@@ -254,6 +270,7 @@
     observer.disconnect();
     const lang = document.querySelector("header[data-lang]")?.dataset.lang;
     if (lang) document.documentElement.lang = lang === "zh" ? "zh-Hans" : lang;
+    showFrame(frame);
     mark();
     fault();
     pressed();
